@@ -6,8 +6,9 @@ const tools = fileURLToPath(new URL("./tools", import.meta.url));
 /** As in tools/testing/src/long-run.ts. */
 const isLongRun = process.env["KV_LONG"] === "1" || process.env["CI"] === "true";
 
-// `vitest related FILE` and `vitest watch` run what an edit may have broken, in seconds. These suites run whole systems for minutes and are
-// related to almost every file: they run in `npm test`, or when they are named.
+// `vitest related FILE` and `vitest watch` run what an edit may have broken, in seconds. These
+// suites run whole systems for minutes and are related to almost every file: they run in
+// `npm test`, or when they are named.
 const WHOLE_SYSTEMS = [
   "**/*.long.test.ts",
   "apps/demo/test/**",
@@ -19,11 +20,21 @@ const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));
 const afterAnEdit = command === "related" || (command === "watch" && !named);
 
-/** A task of turbo, which keeps the report. It leaves out the long suites unless everything runs. */
+/**
+ * A task of turbo, which keeps the report. It leaves out the long suites unless everything runs.
+ */
 const isTask = process.env["TURBO_HASH"] !== undefined;
 const LEFT_OUT = isTask && !isLongRun ? ["**/*.long.test.ts"] : [];
-const EXCLUDED = [...configDefaults.exclude, "build/**", ...LEFT_OUT, ...(afterAnEdit ? WHOLE_SYSTEMS : [])];
-/** Tests whose modules keep nothing from one file to the next: the files of a worker share them. That takes half of the time. */
+const EXCLUDED = [
+  ...configDefaults.exclude,
+  "build/**",
+  ...LEFT_OUT,
+  ...(afterAnEdit ? WHOLE_SYSTEMS : []),
+];
+/**
+ * Tests whose modules keep nothing from one file to the next: the files of a worker share them.
+ * That takes half of the time.
+ */
 const SHARED = [
   ...["interface", "plan", "protocol", "topology", "transport-memory"].map(
     (name) => `packages/${name}/**/*.test.ts`,
@@ -35,7 +46,10 @@ const SHARED = [
   "tools/!(pack)/**/*.test.ts",
 ];
 
-/** The demo's tests take the packages as they are built: each of its files loads all of them. After an edit they take the sources. */
+/**
+ * The demo's tests take the packages as they are built: each of its files loads all of them. After
+ * an edit they take the sources.
+ */
 const BUILT = afterAnEdit ? [] : ["apps/demo/**/*.test.ts"];
 
 const builtProject = {
@@ -59,7 +73,10 @@ export default defineConfig({
   resolve: {
     alias: [
       { find: /^@kv\/testing\/(.+)$/, replacement: `${tools}/testing/src/$1.ts` },
-      { find: /^@kv\/(conformance|connector|fleet)\/(.+)$/, replacement: `${packages}/$1/src/$2.ts` },
+      {
+        find: /^@kv\/(conformance|connector|fleet)\/(.+)$/,
+        replacement: `${packages}/$1/src/$2.ts`,
+      },
       { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],
@@ -72,12 +89,18 @@ export default defineConfig({
       },
       {
         extends: true,
-        test: { name: "alone", include: ["**/*.test.ts"], exclude: [...EXCLUDED, ...SHARED, ...BUILT] },
+        test: {
+          name: "alone",
+          include: ["**/*.test.ts"],
+          exclude: [...EXCLUDED, ...SHARED, ...BUILT],
+        },
       },
       ...(BUILT.length === 0 ? [] : [builtProject]),
     ],
     reporters: isTask ? ["default", "json"] : ["default"],
-    outputFile: { json: `${process.cwd()}/.turbo/report-${process.env["npm_lifecycle_event"]}.json` },
+    outputFile: {
+      json: `${process.cwd()}/.turbo/report-${process.env["npm_lifecycle_event"]}.json`,
+    },
     // Fault runs have fewer requests than their 1,000.
     env: isLongRun ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "200" },
     // The suites of many packages have the same modules.

@@ -1,4 +1,5 @@
-// An engine without a model, for the examples beside it: one rank, two layers, 32 blocks. `two-engines.mjs` has the same in one file.
+// An engine without a model, for the examples beside it: one rank, two layers, 32 blocks.
+// `two-engines.mjs` has the same in one file.
 import { setTimeout as sleep } from "node:timers/promises";
 import { cpuPlatform } from "@kv/connector";
 
@@ -6,14 +7,36 @@ const BLOCK_BYTES = 2 * 16 * 4 * 8 * 4; // K and V of 16 tokens; a token has 4 h
 const layerNames = ["layers.0", "layers.1"];
 /** @type {import("@kv/interface").KvCacheConfig} */
 const cache = {
-  ...{ groups: [{ kind: "full", layerNames }], blockSize: 16, physicalBlocksPerLogical: 1, numKvHeads: 4 },
-  ...{ headSize: 8, numHiddenLayers: 2, dtype: "torch.float32", cacheDtype: "auto" },
-  ...{ layout: "LBHNC", attentionBackend: "MINE" },
+  groups: [{ kind: "full", layerNames }],
+  blockSize: 16,
+  physicalBlocksPerLogical: 1,
+  numKvHeads: 4,
+  headSize: 8,
+  numHiddenLayers: 2,
+  dtype: "torch.float32",
+  cacheDtype: "auto",
+  layout: "LBHNC",
+  attentionBackend: "MINE",
 };
-const vllm = { vllmVersion: "0.33.0", connectorVersion: 15, isHmaEnabled: false, speculativeConfig: null };
+const vllm = {
+  vllmVersion: "0.33.0",
+  connectorVersion: 15,
+  isHmaEnabled: false,
+  speculativeConfig: null,
+};
 
-/** Starts an engine with a connector, such as `pullConnector`. `ambient`: its metrics and log, by default none. */
-export async function startEngine({ engineId, connector, config, transport, sideChannel, ...ambient }) {
+/**
+ * Starts an engine with a connector, such as `pullConnector`. `ambient`: its metrics and log, by
+ * default none.
+ */
+export async function startEngine({
+  engineId,
+  connector,
+  config,
+  transport,
+  sideChannel,
+  ...ambient
+}) {
   const engine = { engineId, tpSize: 1, ppSize: 1, dpRank: 0, model: { model: "m", ...vllm } };
   const both = { config, engine, sideChannel, ...ambient };
   const scheduler = await connector.createScheduler({ ...both, cache });
@@ -26,13 +49,17 @@ export async function startEngine({ engineId, connector, config, transport, side
   });
   await worker.registerKvCaches({ config: cache, regions });
   await scheduler.setHandshakeMetadata([await worker.handshakeMetadata()]);
-  /** Makes steps until the worker reports the request in one of its lists, and the connector has no work left. */
+  /**
+   * Makes steps until the worker reports the request in one of its lists, and the connector has no
+   * work left.
+   */
   async function stepUntil(list, requestId) {
     for (let isOver = false; !isOver || scheduler.hasPendingWork(); await sleep(1)) {
       worker.startLoad(scheduler.buildStepMetadata());
       const output = worker.collectFinished();
       scheduler.applyWorkerOutput(output);
-      for (const { code, message } of output.failedReceiving) throw new Error(`${message} [${code}]`);
+      for (const { code, message } of output.failedReceiving)
+        throw new Error(`${message} [${code}]`);
       isOver ||= output[list].includes(requestId);
     }
   }

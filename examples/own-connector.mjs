@@ -1,5 +1,11 @@
-// A connector of one's own, registered out of tree: pull, with a count of what arrives. An engine finds it by the name in its configuration.
-import { memoryMetrics, readTransferConfig, registerConnector, resolveConnector } from "@kv/connector";
+// A connector of one's own, registered out of tree: pull, with a count of what arrives. An engine
+// finds it by the name in its configuration.
+import {
+  memoryMetrics,
+  readTransferConfig,
+  registerConnector,
+  resolveConnector,
+} from "@kv/connector";
 import { delegateTo } from "@kv/connector/building-blocks";
 import { ambient } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
@@ -10,7 +16,8 @@ const name = "MyConnector";
 /** @type {import("@kv/interface").ConnectorModule} */
 const mine = {
   name,
-  createScheduler: async (options) => delegateTo(await pullConnector.createScheduler(options), { name }),
+  createScheduler: async (options) =>
+    delegateTo(await pullConnector.createScheduler(options), { name }),
   async createWorker(options) {
     const worker = await pullConnector.createWorker(options);
     return delegateTo(worker, {

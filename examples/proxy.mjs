@@ -1,4 +1,5 @@
-// kv-proxy in front of two scripted servers: a request goes to P, which computes the prompt, then to D with P's answer.
+// kv-proxy in front of two scripted servers: a request goes to P, which computes the prompt, then
+// to D with P's answer.
 import { once } from "node:events";
 import { createServer } from "node:http";
 import { text } from "node:stream/consumers";

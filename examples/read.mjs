@@ -12,7 +12,8 @@ await agent.register(memory);
 
 if (process.argv[2] === "owner") {
   memory.bytes.fill(7);
-  // Send the agent's metadata and the address of its memory over a side channel, here Node's IPC channel.
+  // Send the agent's metadata and the address of its memory over a side channel, here Node's IPC
+  // channel.
   const metadata = Buffer.from(await agent.localMetadata()).toString("base64");
   process.send?.({ metadata, address: memory.address });
   for await (const { payload } of agent.notifications()) {
@@ -25,7 +26,8 @@ if (process.argv[2] === "owner") {
   const exited = once(owner, "exit");
   const [peer] = await once(owner, "message");
   const name = await agent.addRemote(Buffer.from(peer.metadata, "base64"));
-  // One row describes all blocks: address, length, device, stride, count. A transfer names blocks by their index.
+  // One row describes all blocks: address, length, device, stride, count. A transfer names blocks
+  // by their index.
   const localRows = Float64Array.of(memory.address, BLOCK, 0, BLOCK, COUNT);
   const remoteRows = Float64Array.of(peer.address, BLOCK, 0, BLOCK, COUNT);
   const local = await agent.prepareLocal({ memoryType: "DRAM", rows: localRows });

@@ -1,4 +1,5 @@
-// P and D in two processes; the KV moves over NIXL. A real D gets what P says through a proxy, this one through Node's IPC channel.
+// P and D in two processes; the KV moves over NIXL. A real D gets what P says through a proxy, this
+// one through Node's IPC channel.
 import { fork } from "node:child_process";
 import { createHash } from "node:crypto";
 import { once } from "node:events";
@@ -14,8 +15,11 @@ const config = readTransferConfig(
   { env: { VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT: "0" } },
 );
 const engine = await startEngine({
-  ...{ engineId: isP ? "p" : "d", connector: pullConnector, config },
-  ...{ transport: nixlTransport(), sideChannel: zmqSideChannel() },
+  engineId: isP ? "p" : "d",
+  connector: pullConnector,
+  config,
+  transport: nixlTransport(),
+  sideChannel: zmqSideChannel(),
 });
 const tokens = Array.from({ length: 48 }, (_, position) => position);
 const prompt = { requestId: "r", numPromptTokens: 48, promptTokenIds: tokens };
@@ -33,6 +37,9 @@ if (isP) {
   const [{ kvTransferParams, sha256 }] = await once(p, "message");
   await engine.receive({ ...prompt, kvTransferParams }, [30, 1, 17]);
   await exited;
-  console.log("D's KV is", digest(engine.blocks([30, 1, 17])) === sha256 ? "equal to P's" : "NOT P's");
+  console.log(
+    "D's KV is",
+    digest(engine.blocks([30, 1, 17])) === sha256 ? "equal to P's" : "NOT P's",
+  );
 }
 await engine.close();

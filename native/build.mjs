@@ -11,7 +11,9 @@ import { removeOutdatedAddons } from "./scripts/platform-packages.mjs";
 import { buildSingleUnitLibraries } from "./scripts/single-unit-libraries.mjs";
 
 const isSanitized = process.argv.includes("--sanitize");
-const sanitizers = isSanitized ? ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] : [];
+const sanitizers = isSanitized
+  ? ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+  : [];
 const build = isSanitized ? join(nativeRoot, "build", "sanitize") : join(nativeRoot, "build");
 
 const flags = [
@@ -26,7 +28,9 @@ const link = [...LINK, ...(isSanitized ? sanitizers : ["-static-libstdc++", "-st
 
 function findCompiler() {
   const candidates = process.env.CXX ? [process.env.CXX] : ["g++", "clang++", "c++"];
-  return candidates.find((name) => spawnSync(name, ["--version"], { stdio: "ignore" }).status === 0);
+  return candidates.find(
+    (name) => spawnSync(name, ["--version"], { stdio: "ignore" }).status === 0,
+  );
 }
 
 /** Builds a library of the sources in a folder of `native/`. */

@@ -1,5 +1,5 @@
-// libcuda.so.1 for machines without NVIDIA's driver: every call says that there is no device. It has what NIXL's LIBFABRIC plugin and
-// cudart.c call. A real driver is always preferred.
+// libcuda.so.1 for machines without NVIDIA's driver: every call says that there is no device. It
+// has what NIXL's LIBFABRIC plugin and cudart.c call. A real driver is always preferred.
 enum { kNoDevice = 100 };
 
 int cuInit(unsigned flags) { return (void)flags, kNoDevice; }

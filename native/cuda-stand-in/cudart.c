@@ -1,5 +1,5 @@
-// libcudart.so.12 for machines without the CUDA runtime: the two functions that NIXL's LIBFABRIC plugin calls, made of the driver's. The
-// runtime and the driver number errors alike.
+// libcudart.so.12 for machines without the CUDA runtime: the two functions that NIXL's LIBFABRIC
+// plugin calls, made of the driver's. The runtime and the driver number errors alike.
 int cuInit(unsigned flags);
 int cuCtxSetCurrent(void* context);
 int cuDeviceGet(int* device, int ordinal);

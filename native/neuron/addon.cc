@@ -1,5 +1,5 @@
-// The addon of @kv/neuron. It loads the Neuron runtime (libnrt) with dlopen and copies tensors on libuv's thread pool. It links nothing of
-// AWS's.
+// The addon of @kv/neuron. It loads the Neuron runtime (libnrt) with dlopen and copies tensors on
+// libuv's thread pool. It links nothing of AWS's.
 #include <dlfcn.h>
 #include <napi.h>
 
@@ -13,7 +13,8 @@
 namespace kv::neuron {
 namespace {
 
-// Owns the loaded and initialised runtime. A process may initialise it only once, so there is one of these.
+// Owns the loaded and initialised runtime. A process may initialise it only once, so there is one
+// of these.
 class Runtime {
  public:
   // Loads and initialises the library at `path`. Throws std::runtime_error.
@@ -50,7 +51,8 @@ class Runtime {
   void* handle_ = nullptr;
 };
 
-// Owns one tensor in device memory. Copies may run on several threads, one at a time. Holds the runtime.
+// Owns one tensor in device memory. Copies may run on several threads, one at a time. Holds the
+// runtime.
 class TensorHandle {
  public:
   // Allocates `size` bytes on a logical core. Throws std::runtime_error.
@@ -69,7 +71,8 @@ class TensorHandle {
   // Bytes.
   size_t size() const { return size_; }
 
-  // Writes to or reads from the tensor, with one call where the runtime has batches. Throws std::runtime_error.
+  // Writes to or reads from the tensor, with one call where the runtime has batches. Throws
+  // std::runtime_error.
   void copy(bool write, std::vector<BatchOp> ops) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto batch_form = write ? runtime_->api.write_batch : runtime_->api.read_batch;
@@ -129,8 +132,8 @@ class CopyWorker : public Napi::AsyncWorker {
   Napi::Promise::Deferred deferred_;
 };
 
-// JavaScript's `Tensor`: `new Tensor(runtime, lengthBytes, logicalCore, name)`, `copy(write, runs, buffer): Promise`, `close()`. Runs are rows
-// `[offset, length]`.
+// JavaScript's `Tensor`: `new Tensor(runtime, lengthBytes, logicalCore, name)`,
+// `copy(write, runs, buffer): Promise`, `close()`. Runs are rows `[offset, length]`.
 class TensorObject : public Napi::ObjectWrap<TensorObject> {
  public:
   static Napi::Function define(Napi::Env env) {
@@ -193,7 +196,8 @@ Napi::Value open(const Napi::CallbackInfo& info) {
 // `close(runtime)`: closes the runtime once its last tensor is closed.
 void close(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data()->reset(); }
 
-// `describe(path): {path, symbols}`: the file that the loader finds, and which functions it has. Initialises nothing.
+// `describe(path): {path, symbols}`: the file that the loader finds, and which functions it has.
+// Initialises nothing.
 Napi::Value describe(const Napi::CallbackInfo& info) {
   const std::string path = info[0].As<Napi::String>();
   void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);

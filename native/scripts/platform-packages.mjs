@@ -1,4 +1,5 @@
-// The npm packages that contain the addon, one for each platform, and whether the addon in them is up to date with the sources.
+// The npm packages that contain the addon, one for each platform, and whether the addon in them is
+// up to date with the sources.
 import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { digestOf, FLAGS, LINK, nativeRoot, OPTIMISED, sourcesIn } from "./compile.mjs";
@@ -20,7 +21,8 @@ export const link = (map) => [...LINK, "-s", `-Wl,--version-script=${map}`];
 /** The path of a platform's addon. */
 export const addonOf = ({ folder }) => join(folder, "kv_nixl.node");
 const stampOf = ({ name }) => join(nativeRoot, "build", `${name}.digest`);
-export const digestFor = ({ target }) => digestOf([target, flags, link(exportMap())], sourcesIn("src"));
+export const digestFor = ({ target }) =>
+  digestOf([target, flags, link(exportMap())], sourcesIn("src"));
 
 /** Whether a platform's addon exists and was built from the present sources and flags. */
 export const isCurrent = (platform) =>
@@ -31,5 +33,6 @@ export const markBuilt = (platform, digest) => writeFileSync(stampOf(platform), 
 
 /** Removes the addons that were built from other sources. */
 export function removeOutdatedAddons() {
-  for (const platform of PLATFORMS) if (!isCurrent(platform)) rmSync(addonOf(platform), { force: true });
+  for (const platform of PLATFORMS)
+    if (!isCurrent(platform)) rmSync(addonOf(platform), { force: true });
 }

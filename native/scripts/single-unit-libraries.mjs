@@ -1,4 +1,5 @@
-// The libraries that consist of one unit: the addon of @kv/neuron, and what only tests load. Nothing of AWS's or NVIDIA's is linked.
+// The libraries that consist of one unit: the addon of @kv/neuron, and what only tests load.
+// Nothing of AWS's or NVIDIA's is linked.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
@@ -19,7 +20,8 @@ const TARGETS = [
   { source: "fake/neuron/nrt.cc", output: "build/libfake_nrt.so" },
   {
     source: "fake/cuda/driver.cc",
-    // An addon, so that a test loads it by its path. The addon of @kv/nixl finds a driver that is loaded by this name.
+    // An addon, so that a test loads it by its path. The addon of @kv/nixl finds a driver that is
+    // loaded by this name.
     output: "build/fake_cuda.node",
     link: ["-Wl,-soname,libcuda.so.1"],
   },

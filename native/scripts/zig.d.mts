@@ -1,1 +1,4 @@
-export function zig(): Promise<{ readonly compiler: readonly string[]; readonly env: NodeJS.ProcessEnv }>;
+export function zig(): Promise<{
+  readonly compiler: readonly string[];
+  readonly env: NodeJS.ProcessEnv;
+}>;

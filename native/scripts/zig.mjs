@@ -1,4 +1,5 @@
-// Zig's C++ compiler, which cross-compiles for any glibc version and processor. It is fetched from PyPI by hash into native/build.
+// Zig's C++ compiler, which cross-compiles for any glibc version and processor. It is fetched from
+// PyPI by hash into native/build.
 import { existsSync, mkdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { nativeRoot, run } from "./compile.mjs";
@@ -19,9 +20,13 @@ export async function zig() {
     const work = `${folder}.${process.pid}`;
     const pins = `${work}.txt`;
     mkdirSync(build, { recursive: true });
-    writeFileSync(pins, `ziglang==${VERSION} ${SHA256.map((hash) => `--hash=sha256:${hash}`).join(" ")}\n`);
+    writeFileSync(
+      pins,
+      `ziglang==${VERSION} ${SHA256.map((hash) => `--hash=sha256:${hash}`).join(" ")}\n`,
+    );
     try {
-      const options = "--no-deps --only-binary=:all: --require-hashes --disable-pip-version-check".split(" ");
+      const options =
+        "--no-deps --only-binary=:all: --require-hashes --disable-pip-version-check".split(" ");
       await run(["python3", "-m", "pip", "install", ...options, "--target", work, "-r", pins]);
       rmSync(folder, { recursive: true, force: true });
       renameSync(work, folder);

@@ -1,4 +1,5 @@
-// Tests the sleeps of CommandQueue with a simulated clock, which replaces libc's. Prints each failed expectation and exits with their number.
+// Tests the sleeps of CommandQueue with a simulated clock, which replaces libc's. Prints each
+// failed expectation and exits with their number.
 #include "agent/command_queue.h"
 #include "expect.h"
 

@@ -1,4 +1,5 @@
-// Tests accept_or_refuse with errors that this program makes: its own accept4 replaces libc's. Prints each failed expectation and exits with their number.
+// Tests accept_or_refuse with errors that this program makes: its own accept4 replaces libc's.
+// Prints each failed expectation and exits with their number.
 #include "library/descriptors.h"
 
 #include <errno.h>

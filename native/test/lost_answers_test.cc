@@ -1,5 +1,6 @@
-// Tests drop_lost_answers with a UCX that this program is: one table of a connection and one of a connection that has failed, whose calls are made as UCX's
-// compiled code makes them. Prints each failed expectation and exits with their number.
+// Tests drop_lost_answers with a UCX that this program is: one table of a connection and one of a
+// connection that has failed, whose calls are made as UCX's compiled code makes them. Prints each
+// failed expectation and exits with their number.
 #include "ucx/lost_answers.h"
 
 #include <stdint.h>

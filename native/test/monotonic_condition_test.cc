@@ -1,5 +1,5 @@
-// Tests MonotonicCondition with a clock of the day that was set back, and a wait that records its arguments: both replace libc's. Prints each failed
-// expectation and exits with their number.
+// Tests MonotonicCondition with a clock of the day that was set back, and a wait that records its
+// arguments: both replace libc's. Prints each failed expectation and exits with their number.
 #include "library/monotonic_condition.h"
 #include "expect.h"
 

@@ -1,5 +1,5 @@
-// Tests PeerLiveness with a network that this program simulates: its own connect, poll and recv replace libc's. Prints each failed expectation and
-// exits with their number.
+// Tests PeerLiveness with a network that this program simulates: its own connect, poll and recv
+// replace libc's. Prints each failed expectation and exits with their number.
 #include "libfabric/peer_liveness.h"
 #include "expect.h"
 

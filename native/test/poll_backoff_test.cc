@@ -1,4 +1,5 @@
-// Tests PollBackoff with a simulated clock. Prints each failed expectation and exits with their number.
+// Tests PollBackoff with a simulated clock. Prints each failed expectation and exits with their
+// number.
 #include "agent/poll_backoff.h"
 #include "expect.h"
 
@@ -41,7 +42,8 @@ void an_idle_agent_sleeps_longer_and_longer() {
   expect(thread.idle(milliseconds(1)) > 20, "after work it polls every 20 us");
   thread.idle(seconds(1));
   const int polls = thread.idle(seconds(1));
-  // It wakes 500 times and polls twice each: the duration of a poll right after a sleep says nothing.
+  // It wakes 500 times and polls twice each: the duration of a poll right after a sleep says
+  // nothing.
   expect(polls > 900 && polls < 1100, "an idle agent wakes every 2 ms");
   thread.agents = 64;
   thread.idle(seconds(1));

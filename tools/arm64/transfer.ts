@@ -6,7 +6,10 @@ const COUNT = 16;
 const transport = nixlTransport();
 const owner = await transport.createAgent({ name: "owner" });
 const reader = await transport.createAgent({ name: "reader" });
-const [source, destination] = [transport.allocate(BLOCK * COUNT), transport.allocate(BLOCK * COUNT)];
+const [source, destination] = [
+  transport.allocate(BLOCK * COUNT),
+  transport.allocate(BLOCK * COUNT),
+];
 source.bytes.forEach((_, index) => {
   source.bytes[index] = index % 251;
 });

@@ -1,4 +1,5 @@
-// A stranger at `kv-nixl bench --listen`: connections, endless lines, requests without reading the answers, nothing at all.
+// A stranger at `kv-nixl bench --listen`: connections, endless lines, requests without reading the
+// answers, nothing at all.
 import { connect } from "node:net";
 import type { AttackResult } from "./support/attack.js";
 import { ObservedProcess } from "./support/observed-process.js";
@@ -29,7 +30,11 @@ async function ask(port: number): Promise<number> {
 
 /** Attacks a target in a process of its own. */
 export async function run(): Promise<AttackResult> {
-  const target = new ObservedProcess("packages/nixl/src/cli.ts", ["bench", "--listen", "127.0.0.1:0"]);
+  const target = new ObservedProcess("packages/nixl/src/cli.ts", [
+    "bench",
+    "--listen",
+    "127.0.0.1:0",
+  ]);
   try {
     const port = Number(/:(\d+);/.exec(await target.line())?.[1]);
     await ask(port);

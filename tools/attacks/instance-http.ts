@@ -1,4 +1,5 @@
-// A stranger who reaches a decode instance's HTTP: held bodies, slow headers, nesting, small objects, pipelining, connections.
+// A stranger who reaches a decode instance's HTTP: held bodies, slow headers, nesting, small
+// objects, pipelining, connections.
 import type { Socket } from "node:net";
 import type { AttackResult, FloodTarget } from "./support/attack.js";
 import { postText } from "./support/attacked-proxy.js";
@@ -34,9 +35,21 @@ async function round(url: string, signal: AbortSignal): Promise<number> {
   const sockets: Socket[] = [];
   const add = (more: Socket[]) => sockets.push(...more);
   try {
-    add(await strangers(HELD_BODIES, ...at, Buffer.from(postText(" ".repeat(HELD_BYTES - 1), HELD_BYTES))));
+    add(
+      await strangers(
+        HELD_BODIES,
+        ...at,
+        Buffer.from(postText(" ".repeat(HELD_BYTES - 1), HELD_BYTES)),
+      ),
+    );
     await pause(1000, signal);
-    add(await strangers(SLOW_CONNECTIONS, ...at, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "));
+    add(
+      await strangers(
+        SLOW_CONNECTIONS,
+        ...at,
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+      ),
+    );
     await pause(500, signal);
     for (const body of [NESTED, OBJECTS]) add(await strangers(10, ...at, postText(body)));
     await pause(500, signal);
@@ -77,7 +90,8 @@ export async function run(): Promise<AttackResult> {
     await attacking;
     const growthMib = grown();
     const after = await demo.measure(3);
-    const failures = (measured: typeof seen) => Object.keys(measured.failed).length + measured.wrong;
+    const failures = (measured: typeof seen) =>
+      Object.keys(measured.failed).length + measured.wrong;
     return {
       attack,
       tries: `${tries} connections and requests in ${SECONDS} s`,

@@ -6,14 +6,16 @@ const ROUNDS = 150;
 const MAX_GROWTH_MIB = 512;
 
 /**
- * Parameters that a client of D writes itself: another user's blocks, ids and addresses, an attacker's listener under P's name, later
- * registrations, wrong sizes, closed ports, and millions of block ids, while users send requests.
+ * Parameters that a client of D writes itself: another user's blocks, ids and addresses, an
+ * attacker's listener under P's name, later registrations, wrong sizes, closed ports, and millions
+ * of block ids, while users send requests.
  */
 export async function run(): Promise<AttackResult> {
   const { call, ...engines } = isolationEngines();
   const { rogue } = await call("start", "pull", { require_kv_peer: true });
   const before = engines.rssMib();
-  // A forged registration waits for a handshake beside the open engine, one a second: the rounds do not wait for the forgeries.
+  // A forged registration waits for a handshake beside the open engine, one a second: the rounds do
+  // not wait for the forgeries.
   const forged: Promise<string>[] = [];
   let [users, wrongUsers] = [0, 0];
   for (let round = 0; round < ROUNDS; round++) {
@@ -31,7 +33,10 @@ export async function run(): Promise<AttackResult> {
       { ...own, remote_block_ids: [[1, 1, 2, 3, 4]] },
     ];
     if (round % 30 === 0)
-      forgeries.push({ ...own, remote_block_ids: [Array.from({ length: 3_000_000 }, (_, i) => i)] });
+      forgeries.push({
+        ...own,
+        remote_block_ids: [Array.from({ length: 3_000_000 }, (_, i) => i)],
+      });
     for (const [index, params] of forgeries.entries())
       forged.push(call("decode", `x${round}-${index}`, 100_000 + round, params));
     users += 1;

@@ -44,7 +44,13 @@ async function ask(port: number, requestId: string, counts: Counts): Promise<voi
     } catch {
       // A refusal.
     }
-    const query = { engineId: "p", requestId, generation: 1, capability: newCapability(), blocks: undefined };
+    const query = {
+      engineId: "p",
+      requestId,
+      generation: 1,
+      capability: newCapability(),
+      blocks: undefined,
+    };
     const lease = await request([encodeLeaseQuery(query)]).catch(() => undefined);
     if (lease !== undefined && decodeLeaseReply(lease.frames) !== undefined) counts.learned += 1;
   }
@@ -70,19 +76,28 @@ async function play(connector: "pull" | "push", keyFile: string, counts: Counts)
 }
 
 /**
- * A stranger without the key, at a P and a D that require it, pull and push: handshakes, lease questions, forged completions, heartbeats,
- * registrations and withdrawals for the requests of users.
+ * A stranger without the key, at a P and a D that require it, pull and push: handshakes, lease
+ * questions, forged completions, heartbeats, registrations and withdrawals for the requests of
+ * users.
  */
 export async function run(): Promise<AttackResult> {
   const folder = mkdtempSync(join(tmpdir(), "kv-attacks-"));
   const keyFile = join(folder, "key");
   writeFileSync(keyFile, "the key of the honest engines");
-  const counts: Counts = { users: 0, failed: 0, notifications: 0, questions: 0, learned: 0, violations: 0 };
+  const counts: Counts = {
+    users: 0,
+    failed: 0,
+    notifications: 0,
+    questions: 0,
+    learned: 0,
+    violations: 0,
+  };
   for (const connector of ["pull", "push"] as const) await play(connector, keyFile, counts);
   rmSync(folder, { recursive: true });
   const { users, failed, notifications, questions, learned, violations } = counts;
   return {
-    attack: "a stranger without the required key: side channel and forged notifications, pull and push",
+    attack:
+      "a stranger without the required key: side channel and forged notifications, pull and push",
     tries: `${questions} questions, ${notifications} notifications beside ${users} requests of users`,
     result: `${learned} questions told something, ${failed} users failed, ${violations} with wrong bytes`,
     ok: learned + failed + violations === 0,

@@ -15,7 +15,10 @@ async function round(url: string, leaveMs: number): Promise<void> {
   socket.destroy();
 }
 
-/** Four clients abort their requests in a loop, for 25 s: without a limit P would work for them all the time. */
+/**
+ * Four clients abort their requests in a loop, for 25 s: without a limit P would work for them all
+ * the time.
+ */
 export async function run(): Promise<AttackResult> {
   let tries = 0;
   return await attackProxy(
@@ -32,7 +35,8 @@ export async function run(): Promise<AttackResult> {
         attack: "proxy: clients that abort during prefill",
         tries: `${CLIENTS} clients, ${tries} requests in 25 s`,
         result: `${ofAttack} reached P, which worked for them in ${workMs} ms; ${observedText(seen)}`,
-        // Four more may be under way when the limit is reached, and P hears later than the proxy that a client has left.
+        // Four more may be under way when the limit is reached, and P hears later than the proxy
+        // that a client has left.
         ok: seen.wrong === 0 && workMs <= LIMIT_MS + 3_000,
       };
     },
@@ -40,5 +44,7 @@ export async function run(): Promise<AttackResult> {
 }
 
 export function flood({ proxyUrl }: FloodTarget, signal: AbortSignal): Promise<void> {
-  return untilAborted(signal, () => Promise.all(Array.from({ length: CLIENTS }, () => round(proxyUrl, 60))));
+  return untilAborted(signal, () =>
+    Promise.all(Array.from({ length: CLIENTS }, () => round(proxyUrl, 60))),
+  );
 }

@@ -4,10 +4,17 @@ import { attackProxy, observedText, untilAborted } from "./support/attacked-prox
 
 const BODY = '{"role":"decode","instance":"127.0.0.1:1"}';
 
-/** What a page of another site can have a browser send: each header set, with the status that refuses it. */
+/**
+ * What a page of another site can have a browser send: each header set, with the status that
+ * refuses it.
+ */
 const TRIES: readonly (readonly [Record<string, string>, number])[] = [
   [
-    { host: "evil.example:9090", origin: "http://evil.example:9090", "content-type": "application/json" },
+    {
+      host: "evil.example:9090",
+      origin: "http://evil.example:9090",
+      "content-type": "application/json",
+    },
     403,
   ],
   [{ host: "evil.example:9090", "content-type": "application/json" }, 403],

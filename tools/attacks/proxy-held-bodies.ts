@@ -9,10 +9,13 @@ const PIECE = Buffer.alloc(1 << 20, "a");
 
 async function round(url: string, holdMs: number): Promise<void> {
   const sockets = await Promise.all(
-    Array.from({ length: CONNECTIONS }, () => strangerAt(url, postText('{"prompt":"', BODY_BYTES + 100))),
+    Array.from({ length: CONNECTIONS }, () =>
+      strangerAt(url, postText('{"prompt":"', BODY_BYTES + 100)),
+    ),
   );
   for (let sent = 0; sent < BODY_BYTES; sent += PIECE.length) {
-    for (const socket of sockets) if (socket.writable && socket.writableLength === 0) socket.write(PIECE);
+    for (const socket of sockets)
+      if (socket.writable && socket.writableLength === 0) socket.write(PIECE);
     await sleep(50);
   }
   await sleep(holdMs);

@@ -6,7 +6,10 @@ import { strangerAt } from "./support/stranger.js";
 const REQUESTS = 30_000;
 
 async function round(url: string): Promise<void> {
-  const socket = await strangerAt(url, postText('{"prompt":"slow","max_tokens":1}').repeat(REQUESTS));
+  const socket = await strangerAt(
+    url,
+    postText('{"prompt":"slow","max_tokens":1}').repeat(REQUESTS),
+  );
   socket.resume();
   await sleep(3_000);
   socket.destroy();

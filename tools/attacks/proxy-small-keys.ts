@@ -15,7 +15,10 @@ function keys(lengthBytes: number): string {
   return `{"prompt":"a",${members.join(",")}}`;
 }
 
-/** The largest bodies that are accepted: 60 MB are above the limit of a body, 15 MiB above that of members, token ids and depth below all. */
+/**
+ * The largest bodies that are accepted: 60 MB are above the limit of a body, 15 MiB above that of
+ * members, token ids and depth below all.
+ */
 const BODIES: readonly string[] = [
   keys(60_000_000),
   keys(15 << 20),

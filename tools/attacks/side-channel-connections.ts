@@ -11,8 +11,15 @@ interface Counts {
   readonly ended: number;
 }
 
-/** Opens connections from other processes, because one has not enough descriptors, until the signal aborts. */
-function openFrom(port: number, kind: "greeted" | "silent", signal: AbortSignal): Promise<Counts[]> {
+/**
+ * Opens connections from other processes, because one has not enough descriptors, until the signal
+ * aborts.
+ */
+function openFrom(
+  port: number,
+  kind: "greeted" | "silent",
+  signal: AbortSignal,
+): Promise<Counts[]> {
   const program = fileURLToPath(new URL("./support/greeted-connections.ts", import.meta.url));
   const children: ChildProcess[] = [];
   signal.addEventListener("abort", () => {
@@ -20,7 +27,9 @@ function openFrom(port: number, kind: "greeted" | "silent", signal: AbortSignal)
   });
   return Promise.all(
     Array.from({ length: PROCESSES }, () => {
-      const child = fork(program, [`${port}`, `${PER_PROCESS}`, kind], { execArgv: ["--import", "tsx"] });
+      const child = fork(program, [`${port}`, `${PER_PROCESS}`, kind], {
+        execArgv: ["--import", "tsx"],
+      });
       children.push(child);
       return new Promise<Counts>((resolve) => {
         child.once("message", (counts) => resolve(counts as Counts));
@@ -47,7 +56,10 @@ async function attackWith(kind: "greeted" | "silent") {
   return { seen, begun: sum("begun"), ended: sum("ended") };
 }
 
-/** 20,400 greeted connections, and as many that send half a greeting: more than a process has descriptors. */
+/**
+ * 20,400 greeted connections, and as many that send half a greeting: more than a process has
+ * descriptors.
+ */
 export async function run(): Promise<AttackResult> {
   const greeted = await attackWith("greeted");
   const silent = await attackWith("silent");

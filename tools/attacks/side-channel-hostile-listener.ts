@@ -48,7 +48,10 @@ async function hostileListener(chunk: Buffer) {
   };
 }
 
-/** A decode worker is sent to a listener that never ends its replies: three requests for each kind of reply. */
+/**
+ * A decode worker is sent to a listener that never ends its replies: three requests for each kind
+ * of reply.
+ */
 export async function run(): Promise<AttackResult> {
   const results: string[] = [];
   let ok = true;
@@ -71,7 +74,9 @@ export async function run(): Promise<AttackResult> {
     child.kill("SIGKILL");
     listener.close();
     const sentMiB = Math.round(listener.sent() / 2 ** 20);
-    results.push(`${name}: ${sentMiB} MiB written, +${seen.grownMiB} MiB, longest stall ${seen.stallMs} ms`);
+    results.push(
+      `${name}: ${sentMiB} MiB written, +${seen.grownMiB} MiB, longest stall ${seen.stallMs} ms`,
+    );
     ok &&= refused === 3 && seen.grownMiB <= 256 && seen.stallMs <= 2000;
   }
   return {

@@ -1,6 +1,8 @@
-// Honest requests through the demo, without an attack and during the flood of each file of this folder that has one. Arguments: words that
-// the names of the files contain; KV_FLOOD_SECONDS sets how long each is measured. Attacker, servers and clients share the processors: where p99
-// is above the limit, the same flood goes to a second demo while the clients ask the first one. This control shows what the processors alone cause.
+// Honest requests through the demo, without an attack and during the flood of each file of this
+// folder that has one. Arguments: words that the names of the files contain; KV_FLOOD_SECONDS sets
+// how long each is measured. Attacker, servers and clients share the processors: where p99 is above
+// the limit, the same flood goes to a second demo while the clients ask the first one. This control
+// shows what the processors alone cause.
 import { readdirSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
@@ -35,7 +37,10 @@ async function during(
   ]);
   try {
     if ((await attacker.line()) === "none") return undefined;
-    const watches = Object.entries(demo.processes).map(([name, each]) => ({ name, end: each.watchMemory() }));
+    const watches = Object.entries(demo.processes).map(([name, each]) => ({
+      name,
+      end: each.watchMemory(),
+    }));
     await sleep(2000);
     const seen = await demo.measure(SECONDS);
     if (!attacker.isRunning) throw new Error(`the flood of ${path} ended by itself`);
@@ -87,11 +92,15 @@ export async function run(): Promise<AttackResult> {
     }
     const after = await demo.measure(SECONDS);
     say("after all", after);
-    if (after.wrong + Object.keys(after.failed).length > 0) refused.push("not all right afterwards");
+    if (after.wrong + Object.keys(after.failed).length > 0)
+      refused.push("not all right afterwards");
     return {
       attack,
       tries: `${floods} floods of ${SECONDS} s`,
-      result: refused.length === 0 ? `all right, p99 at most ${MOST_P99_RATIO} times` : refused.join("; "),
+      result:
+        refused.length === 0
+          ? `all right, p99 at most ${MOST_P99_RATIO} times`
+          : refused.join("; "),
       ok: floods > 0 && refused.length === 0,
     };
   } finally {

@@ -14,7 +14,8 @@ export const compiler = (): string | undefined =>
 /** Compiles `tools/bench/c/NAME.c` into a temporary folder. Resolves with the program's path. */
 export async function compileC(name: string, flags: readonly string[] = []): Promise<string> {
   const command = compiler();
-  if (command === undefined) throw new Error("this benchmark needs a C compiler: cc, gcc or clang on PATH");
+  if (command === undefined)
+    throw new Error("this benchmark needs a C compiler: cc, gcc or clang on PATH");
   const program = join(mkdtempSync(join(tmpdir(), "kv-bench-")), name);
   const source = fileURLToPath(new URL(`./c/${name}.c`, import.meta.url));
   await promisify(execFile)(command, ["-O2", "-o", program, source, ...flags]);

@@ -2,14 +2,20 @@ import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { type AddressInfo, createServer } from "node:net";
 
-/** Starts a program on one core, with pipes for stdin and stdout. `taskset` replaces itself by the program, so its process id is the program's. */
+/**
+ * Starts a program on one core, with pipes for stdin and stdout. `taskset` replaces itself by the
+ * program, so its process id is the program's.
+ */
 export function startOnCore(
   core: string,
   command: string,
   args: readonly string[],
   env: NodeJS.ProcessEnv = process.env,
 ): ChildProcess {
-  return spawn("taskset", ["-c", core, command, ...args], { stdio: ["pipe", "pipe", "inherit"], env });
+  return spawn("taskset", ["-c", core, command, ...args], {
+    stdio: ["pipe", "pipe", "inherit"],
+    env,
+  });
 }
 
 /** User and system time of a process, its threads and its children, in ms. */
@@ -27,7 +33,10 @@ export function residentBytes(pid: number): number {
   return Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) * 1024;
 }
 
-/** Looks at a process's memory once a second. `ended` tells the means of the first and the last third in MiB, without the first fifth: that is warm-up. */
+/**
+ * Looks at a process's memory once a second. `ended` tells the means of the first and the last
+ * third in MiB, without the first fifth: that is warm-up.
+ */
 export function watchMemory(pid: number): { ended(): { early: number; late: number } } {
   const samples: number[] = [];
   const watching = setInterval(() => samples.push(residentBytes(pid) / 2 ** 20), 1000);
@@ -36,7 +45,8 @@ export function watchMemory(pid: number): { ended(): { early: number; late: numb
       clearInterval(watching);
       const steady = samples.slice(Math.floor(samples.length / 5));
       const third = Math.max(1, Math.floor(steady.length / 3));
-      const mean = (list: readonly number[]) => list.reduce((sum, value) => sum + value, 0) / list.length;
+      const mean = (list: readonly number[]) =>
+        list.reduce((sum, value) => sum + value, 0) / list.length;
       return { early: mean(steady.slice(0, third)), late: mean(steady.slice(-third)) };
     },
   };

@@ -7,25 +7,38 @@ import { type CompletionOutcome, complete } from "../../apps/demo/src/run/comple
 import { tokens } from "./multi-turn/traffic.js";
 import { compare, inTurn, median, percentile, type Row } from "./report.js";
 
-/** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
+/**
+ * A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle
+ * class with a model of 8 billion parameters.
+ */
 const FORWARD_MS_PER_512 = 40;
-/** And no pass is shorter than this, as the weights are read for each: so D's steps last as long as on such an accelerator, and the machine's cores do not limit them. */
+/**
+ * And no pass is shorter than this, as the weights are read for each: so D's steps last as long as
+ * on such an accelerator, and the machine's cores do not limit them.
+ */
 const LEAST_PASS_MS = 8;
 const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
 const BLOCK_TOKENS = 16;
 const CACHE_TOKENS = 65_536;
 const ROUNDS = 5;
 const [CONVERSATIONS, TURNS] = [8, 6];
-/** Tokens of a system prompt that all conversations share, of a first question, of a later one, and of an answer. */
+/**
+ * Tokens of a system prompt that all conversations share, of a first question, of a later one, and
+ * of an answer.
+ */
 const [SYSTEM_TOKENS, FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS] = [256, 700, 40, 32];
 /** Between an answer and the next question. */
 const PAUSE_MS = 40;
 /** Longer uncached prompts have two legs. */
 const ABOVE_TOKENS = 128;
 const VOCABULARY = 1000;
-const tokensOf = (count: number, seed: number, part: number) => tokens(count, seed, part, VOCABULARY);
+const tokensOf = (count: number, seed: number, part: number) =>
+  tokens(count, seed, part, VOCABULARY);
 
-/** The disaggregation rule on chats of several turns, against two legs for each request: the same engines, in turn. */
+/**
+ * The disaggregation rule on chats of several turns, against two legs for each request: the same
+ * engines, in turn.
+ */
 export async function disaggregation(): Promise<readonly Row[]> {
   const log = jsonLog("error");
   const options = {
@@ -39,7 +52,11 @@ export async function disaggregation(): Promise<readonly Row[]> {
     decodeBlockSize: BLOCK_TOKENS,
     cacheTokens: CACHE_TOKENS,
     instance: {
-      simulate: { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512, leastPassMs: LEAST_PASS_MS },
+      simulate: {
+        ...SIMULATED,
+        forwardMsPer512Tokens: FORWARD_MS_PER_512,
+        leastPassMs: LEAST_PASS_MS,
+      },
       digests: false,
     },
   } as const;
@@ -88,7 +105,12 @@ async function converse(url: string, seed: number, prefillLegs: () => number): P
       let prompt = [...system, ...tokensOf(FIRST_TOKENS, seed, conversation + 1)];
       for (let turn = 0; turn < TURNS; turn += 1) {
         const requestId = `chat-${seed}-${conversation}-${turn}`;
-        const outcome = await complete({ url, requestId, promptTokens: prompt, maxTokens: ANSWER_TOKENS });
+        const outcome = await complete({
+          url,
+          requestId,
+          promptTokens: prompt,
+          maxTokens: ANSWER_TOKENS,
+        });
         outcomes.push(outcome);
         prompt = [
           ...prompt,

@@ -1,11 +1,18 @@
-// npm run soak:proxy -- --engines memory|nixl [--connector NixlPushConnector]: requests of all routes through kv-proxy to two P and two D of the demo, whose answers are those of one engine. Clients
-// stream, read slowly, or leave. Instances end as by SIGKILL, drain at SIGTERM, or are replaced in a rollout, one after the other. The KV events of the first P are lies. A request that has received no
-// byte is tried again, so none of them may fail; an answer may break off only when an instance ends. At the end no engine holds anything and no request is in flight.
+// npm run soak:proxy -- --engines memory|nixl [--connector NixlPushConnector]: requests of all
+// routes through kv-proxy to two P and two D of the demo, whose answers are those of one engine.
+// Clients stream, read slowly, or leave. Instances end as by SIGKILL, drain at SIGTERM, or are
+// replaced in a rollout, one after the other. The KV events of the first P are lies. A request that
+// has received no byte is tried again, so none of them may fail; an answer may break off only when
+// an instance ends. At the end no engine holds anything and no request is in flight.
 import { setTimeout as sleep } from "node:timers/promises";
 import { silentLog } from "@kv/interface";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
-import { type ClusterOptions, planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
+import {
+  type ClusterOptions,
+  planInstances,
+  planProxy,
+} from "../../apps/demo/src/cluster/cluster-plan.js";
 import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import { startChild } from "../../apps/demo/src/processes/child-process.js";
@@ -45,9 +52,18 @@ const GROWTH_LIMIT = 1.25;
 export async function engineSoak(soak: EngineSoak): Promise<boolean> {
   const { transport, connector, durationMs, everyMs, clients } = soak;
   const options: ClusterOptions = {
-    ...{ transport, connector, prefills: 2, decodes: 2, tinyKvHeads: 4 },
-    ...{ prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 32, cacheTokens: 16_384 },
-    ...{ leaseSeconds: 6, requestTimeoutSeconds: 10 },
+    transport,
+    connector,
+    prefills: 2,
+    decodes: 2,
+    tinyKvHeads: 4,
+    prefillTp: 2,
+    decodeTp: 1,
+    prefillBlockSize: 16,
+    decodeBlockSize: 32,
+    cacheTokens: 16_384,
+    leaseSeconds: 6,
+    requestTimeoutSeconds: 10,
   };
   const prompts = syntheticPrompts({ count: PROMPTS, vocabSize: 1024, maxTokens: 512 });
   const requests = soakRequests(prompts);
@@ -76,8 +92,17 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
   const memory = watchMemory(proxy.pid);
 
   const counts = {
-    ...{ equal: 0, different: 0, left: 0, late: 0, failed: 0, cut: 0, unsure: 0 },
-    ...{ killed: 0, terminated: 0, rollouts: 0, slowest_ms: 0 },
+    equal: 0,
+    different: 0,
+    left: 0,
+    late: 0,
+    failed: 0,
+    cut: 0,
+    unsure: 0,
+    killed: 0,
+    terminated: 0,
+    rollouts: 0,
+    slowest_ms: 0,
   };
   const why = new Reasons();
   const endAtMs = Date.now() + durationMs;
@@ -111,7 +136,8 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
       else if (told.status === expected.status)
         wrong("different", JSON.stringify([told, expected]).slice(0, 2000));
       // What an engine does not serve, the one that has ended may have served.
-      else if (told.status === 502 && expected.status === 404 && goneUntilMs > begunAtMs) counts.unsure += 1;
+      else if (told.status === 502 && expected.status === 404 && goneUntilMs > begunAtMs)
+        counts.unsure += 1;
       else wrong("failed", `${told.status} ${told.said}`);
     } catch (error) {
       if (leaves && signal.aborted) counts.left += 1;
@@ -178,7 +204,12 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
 async function answersOfOne(requests: ReturnType<typeof soakRequests>) {
   const network = memoryNetwork();
   const kvTransferConfig = { kv_connector: "NixlConnector", kv_role: "kv_both" };
-  const config = { role: "both", tinyKvHeads: 4, sideChannelHost: "alone", kvTransferConfig } as const;
+  const config = {
+    role: "both",
+    tinyKvHeads: 4,
+    sideChannelHost: "alone",
+    kvTransferConfig,
+  } as const;
   await using alone = await startInstance(readInstanceConfig(config), {
     log: silentLog,
     transport: memoryTransport({ network, host: "alone" }),
@@ -190,21 +221,34 @@ async function answersOfOne(requests: ReturnType<typeof soakRequests>) {
 }
 
 /** Starts two P and two D: over NIXL each in its own process, else in this one. */
-async function startMembers(options: ClusterOptions): Promise<{ members: Member[]; close(): Promise<void> }> {
+async function startMembers(
+  options: ClusterOptions,
+): Promise<{ members: Member[]; close(): Promise<void> }> {
   if (options.transport === "memory") {
     const network = memoryNetwork();
     const { prefills, decodes } = planInstances(options);
-    const relayed = await Promise.all([...prefills, ...decodes].map((one) => startRelayed(one, network)));
+    const relayed = await Promise.all(
+      [...prefills, ...decodes].map((one) => startRelayed(one, network)),
+    );
     const members = relayed.map((one) => ({ ...one, spec: { url: one.url }, back: one.start }));
-    return { members, close: async () => void (await Promise.all(relayed.map((one) => one.end()))) };
+    return {
+      members,
+      close: async () => void (await Promise.all(relayed.map((one) => one.end()))),
+    };
   }
-  const cluster = await startCluster(options, { log: silentLog, logLevel: "silent", restart: true });
+  const cluster = await startCluster(options, {
+    log: silentLog,
+    logLevel: "silent",
+    restart: true,
+  });
   const members = [...cluster.prefills, ...cluster.decodes].map(
     ({ name, url, sideChannel, process: victim }) => {
       let [replaced, pid] = [Promise.resolve(), 0];
       if (victim === undefined || sideChannel == null) throw new Error(`${name} has no process`);
       return {
-        ...{ name, url, spec: { url, kv: { host: sideChannel.host, port: sideChannel.port } } },
+        name,
+        url,
+        spec: { url, kv: { host: sideChannel.host, port: sideChannel.port } },
         async kill(signal: NodeJS.Signals) {
           replaced = victim.replaced();
           pid = victim.pid;
@@ -228,7 +272,9 @@ function isAlive(pid: number): boolean {
 
 /** What an instance has not released. */
 async function heldBy({ name, url }: Member): Promise<string[]> {
-  const status = (await (await fetch(`${url}/status`)).json()) as { outstanding: Record<string, number> };
+  const status = (await (await fetch(`${url}/status`)).json()) as {
+    outstanding: Record<string, number>;
+  };
   return Object.entries(status.outstanding)
     .filter(([what, count]) => what !== "listeners" && count !== 0)
     .map(([what, count]) => `${name}: ${count} ${what}`);

@@ -19,8 +19,13 @@ const WARM_UP = 5_000;
 type Way = "direct" | "static" | "picked";
 const WAYS: readonly Way[] = ["direct", "static", "picked"];
 
-/** Envoy with `kv-epp` against Envoy with a static cluster, and D without either. The picker has a core of its own; Envoy, P, D and clients share the other one. */
-export const epp = (only: readonly string[] = ["latency", "picks", "memory"]): Promise<readonly Row[]> =>
+/**
+ * Envoy with `kv-epp` against Envoy with a static cluster, and D without either. The picker has a
+ * core of its own; Envoy, P, D and clients share the other one.
+ */
+export const epp = (
+  only: readonly string[] = ["latency", "picks", "memory"],
+): Promise<readonly Row[]> =>
   besideRouter(async ({ generator, decode, flags, start }) => {
     const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
     const cli = fileURLToPath(new URL("../../packages/epp/dist/cli.js", import.meta.url));
@@ -33,7 +38,15 @@ export const epp = (only: readonly string[] = ["latency", "picks", "memory"]): P
       const config = configFor(way, { port, pickerPort, endpoints: [decode] });
       const file = join(folder, `${way}.json`);
       writeFileSync(file, JSON.stringify(config));
-      const flags = ["-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"];
+      const flags = [
+        "-c",
+        file,
+        "--concurrency",
+        "1",
+        "--log-level",
+        "error",
+        "--disable-hot-restart",
+      ];
       start(OTHER_CORE, await installEnvoy(), flags);
       return `http://127.0.0.1:${port}`;
     };
@@ -56,14 +69,15 @@ export const epp = (only: readonly string[] = ["latency", "picks", "memory"]): P
   });
 
 /**
- * The configuration for one way: without the picker's filter for `static`. Health checks of the picker, which ask five times a second and are for `FailOpen`, are
- * left out.
+ * The configuration for one way: without the picker's filter for `static`. Health checks of the
+ * picker, which ask five times a second and are for `FailOpen`, are left out.
  */
 function configFor(way: Exclude<Way, "direct">, options: Omit<EnvoyOptions, "failOpen">): object {
   const config = envoyConfig({ ...options, failOpen: false });
   const { static_resources: resources } = config;
   const [picker, decode] = resources.clusters.map(({ health_checks: _, ...cluster }) => cluster);
-  if (way === "picked") return { ...config, static_resources: { ...resources, clusters: [picker, decode] } };
+  if (way === "picked")
+    return { ...config, static_resources: { ...resources, clusters: [picker, decode] } };
   const { load_balancing_policy: _, ...cluster } = decode ?? {};
   const [listener] = resources.listeners;
   const [filter] = listener?.filter_chains[0]?.filters ?? [];
@@ -83,16 +97,21 @@ async function warmedUp(generator: LoadGenerator, url: string): Promise<void> {
     count += (await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
 }
 
-async function addedLatency(generator: LoadGenerator, urls: Readonly<Record<Way, string>>): Promise<Row[]> {
+async function addedLatency(
+  generator: LoadGenerator,
+  urls: Readonly<Record<Way, string>>,
+): Promise<Row[]> {
   const p50: Record<Way, number[]> = { direct: [], static: [], picked: [] };
   for (let round = 0; round < ROUNDS; round += 1) {
     const order = round % 2 === 0 ? WAYS : [...WAYS].reverse();
-    for (const way of order) p50[way].push(median((await generator.busy(urls[way], 1, ALONE_MS)).tookMs));
+    for (const way of order)
+      p50[way].push(median((await generator.busy(urls[way], 1, ALONE_MS)).tookMs));
   }
   const added = (way: Way, over: Way) =>
     p50[way].map((value, round) => value - (p50[over][round] ?? Number.NaN));
   const over = added("picked", "static");
-  const first = "one client, streamed, p50 of a round: added by kv-epp, over Envoy with a static cluster";
+  const first =
+    "one client, streamed, p50 of a round: added by kv-epp, over Envoy with a static cluster";
   const second = "the same: added by Envoy with a static cluster, over D without it";
   const [beside, none] = [spread(p50.static, "ms"), spread(p50.direct, "ms")];
   return [
@@ -116,7 +135,10 @@ async function picks(generator: LoadGenerator, url: string, pid: number): Promis
   return alone(what, spread(perSecond, "/s"), ">= 1000", isMet, spread(rates, "/s"), ROUNDS);
 }
 
-/** The heap grows until its first full collections, so the first fifth of the requests does not count. */
+/**
+ * The heap grows until its first full collections, so the first fifth of the requests does not
+ * count.
+ */
 async function memory(generator: LoadGenerator, url: string, pid: number): Promise<Row> {
   const samples: { readonly at: number; readonly mebibytes: number }[] = [];
   for (let at = 0; at < REQUESTS; ) {

@@ -1,5 +1,6 @@
-// What one client, publisher or peer does at full size, in a process of its own, so that it does not delay who measures. Prints the endpoint of its publisher; then each line of its
-// input is `{ attack, target }`, or `{}` to stop, and is answered when that is done.
+// What one client, publisher or peer does at full size, in a process of its own, so that it does
+// not delay who measures. Prints the endpoint of its publisher; then each line of its input is
+// `{ attack, target }`, or `{}` to stop, and is answered when that is done.
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
 import { createInterface } from "node:readline";
@@ -54,7 +55,10 @@ const ATTACKS: Readonly<Record<string, Attack>> = {
   "registrations of 700,000 blocks": (port, _publisher, signal) => register(port, signal),
 };
 
-/** An agent that registers blocks at the P whose side channel is at `port`, for requests that never come. */
+/**
+ * An agent that registers blocks at the P whose side channel is at `port`, for requests that never
+ * come.
+ */
 async function register(port: string, signal: AbortSignal): Promise<void> {
   const sideChannel = zmqSideChannel();
   const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
@@ -68,15 +72,19 @@ async function register(port: string, signal: AbortSignal): Promise<void> {
   const localBlockIds = [Array.from({ length: 700_000 }, (_, at) => at)];
   for (let serial = 0; !signal.aborted; serial += 1) {
     const registration = encodePushRegistration({
-      ...{ requestId: `never-${serial}`, localBlockIds, transferId: undefined, rest: {} },
-      ...{ decodeEngineId: "bench", decodeHost: "127.0.0.1", decodePort: 1, decodeTpSize: 1 },
-      ...{
-        remoteEngineId: "p",
-        remoteHost: "127.0.0.1",
-        remotePort: to.port,
-        remoteTpSize: 1,
-        remotePpSize: 1,
-      },
+      requestId: `never-${serial}`,
+      localBlockIds,
+      transferId: undefined,
+      rest: {},
+      decodeEngineId: "bench",
+      decodeHost: "127.0.0.1",
+      decodePort: 1,
+      decodeTpSize: 1,
+      remoteEngineId: "p",
+      remoteHost: "127.0.0.1",
+      remotePort: to.port,
+      remoteTpSize: 1,
+      remotePpSize: 1,
     });
     await agent.notify(name, encodeNotification({ kind: "push-registration", registration }));
     await sleep(1);
@@ -89,10 +97,15 @@ interface Publisher {
   pour(signal: AbortSignal): void;
 }
 
-/** A PUB that sends valid batches as fast as they are read: 100,000 blocks, then that all are gone. */
+/**
+ * A PUB that sends valid batches as fast as they are read: 100,000 blocks, then that all are gone.
+ */
 async function startPublisher(): Promise<Publisher> {
   const blocks = {
-    ...{ type: "BlockStored", parent_block_hash: null, block_size: 16, medium: "GPU" },
+    type: "BlockStored",
+    parent_block_hash: null,
+    block_size: 16,
+    medium: "GPU",
     block_hashes: Array.from({ length: 100_000 }, (_, at) => 1000 + at),
     token_ids: Array.from({ length: 1_600_000 }, (_, at) => at % 150_000),
   };

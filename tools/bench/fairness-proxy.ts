@@ -1,7 +1,9 @@
-// A kv-proxy of two P and two D, of which the second P publishes KV events: argv is `PREFILL DECODE PREFILL DECODE ENDPOINT`. Prints its URL.
+// A kv-proxy of two P and two D, of which the second P publishes KV events: argv is
+// `PREFILL DECODE PREFILL DECODE ENDPOINT`. Prints its URL.
 import { createProxy } from "@kv/proxy";
 
-const [prefill = "", decode = "", other = "", otherDecode = "", kvEvents = ""] = process.argv.slice(2);
+const [prefill = "", decode = "", other = "", otherDecode = "", kvEvents = ""] =
+  process.argv.slice(2);
 const proxy = createProxy({
   prefillers: [{ url: prefill }, { url: other, kvEvents }],
   decoders: [decode, otherDecode],

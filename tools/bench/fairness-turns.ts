@@ -1,9 +1,11 @@
-// Imported before the program that is measured: prints `turn MS` twice a second: how much processor time its main thread took at most between two chances of other work.
+// Imported before the program that is measured: prints `turn MS` twice a second: how much processor
+// time its main thread took at most between two chances of other work.
 import { readFileSync } from "node:fs";
 import { isMainThread } from "node:worker_threads";
 
 /** Processor time of this thread, in ms. */
-const threadMs = () => Number(readFileSync("/proc/thread-self/schedstat", "latin1").split(" ")[0]) / 1e6;
+const threadMs = () =>
+  Number(readFileSync("/proc/thread-self/schedstat", "latin1").split(" ")[0]) / 1e6;
 let before = threadMs();
 let longest = 0;
 const every = (ms: number, what: () => void) => isMainThread && setInterval(what, ms).unref();

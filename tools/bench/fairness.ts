@@ -1,4 +1,5 @@
-// Whether one client, publisher or peer at full size delays others: `/health` and small requests beside each, against the idle process of the same run.
+// Whether one client, publisher or peer at full size delays others: `/health` and small requests
+// beside each, against the idle process of the same run.
 import { type ChildProcess, spawn } from "node:child_process";
 import { setPriority } from "node:os";
 import { createInterface } from "node:readline";
@@ -51,7 +52,8 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
   const endpoint = await nextLine(attacker);
   const victims = {
     async proxy(): Promise<Victim> {
-      // Two P and two D, whose HTTP is in C: busy engines would make the small requests wait, and not the proxy.
+      // Two P and two D, whose HTTP is in C: busy engines would make the small requests wait, and
+      // not the proxy.
       const pairs = [started("./fast-upstream.ts"), started("./fast-upstream.ts")].map(nextLine);
       const urls = (await Promise.all(pairs)).flatMap((line) => {
         const { prefill, decode } = JSON.parse(line) as Ports;
@@ -66,7 +68,12 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
       const settings = { kv_connector: "NixlPushConnector", kv_role: "kv_producer" };
       const engine = started(
         "../apps/demo/dist/main.js",
-        ...["prefill", "--log-level", "silent", "--port", "0", "--config"],
+        "prefill",
+        "--log-level",
+        "silent",
+        "--port",
+        "0",
+        "--config",
         JSON.stringify({ sideChannelPort: Number(port), kvTransferConfig: settings }),
       );
       const { url } = JSON.parse(await nextLine(engine)) as { url: string };
@@ -150,8 +157,12 @@ function rowOf(what: string, busy: readonly number[], idle: readonly number[]): 
   const show = (ms: number, of: readonly number[]) => `${ms.toFixed(2)} ms of ${of.length}`;
   const ratio = ours / theirs;
   return {
-    ...{ what, ours: show(ours, busy), theirs: `idle ${show(theirs, idle)}`, ratio },
-    ...{ wanted: `<= ${MOST_TIMES}`, met: ratio <= MOST_TIMES },
+    what,
+    ours: show(ours, busy),
+    theirs: `idle ${show(theirs, idle)}`,
+    ratio,
+    wanted: `<= ${MOST_TIMES}`,
+    met: ratio <= MOST_TIMES,
   };
 }
 
@@ -165,7 +176,10 @@ function start(name: string, ...args: readonly string[]): Child {
   const child = spawn(process.execPath, [...imports, script(name), ...args], {
     stdio: ["pipe", "pipe", "inherit"],
   });
-  return { process: child, lines: createInterface({ input: child.stdout })[Symbol.asyncIterator]() };
+  return {
+    process: child,
+    lines: createInterface({ input: child.stdout })[Symbol.asyncIterator](),
+  };
 }
 
 async function nextLine(child: Child): Promise<string> {

@@ -4,14 +4,20 @@ import { dirname } from "node:path";
 import { compileC } from "./c-program.js";
 import { firstLine, startOnCore } from "./child-processes.js";
 
-/** `tools/bench/c/http-answers.c`, on the given cores: servers whose answers are made before. Stdin takes its commands. */
+/**
+ * `tools/bench/c/http-answers.c`, on the given cores: servers whose answers are made before. Stdin
+ * takes its commands.
+ */
 export interface HttpAnswers {
   readonly child: ChildProcess;
   /** Of each listener. */
   readonly ports: readonly number[];
 }
 
-/** Starts a listener for each element. Its answers, whole HTTP messages, are by the end of the request's path. */
+/**
+ * Starts a listener for each element. Its answers, whole HTTP messages, are by the end of the
+ * request's path.
+ */
 export async function startHttpAnswers(
   cores: string,
   listeners: readonly Readonly<Record<string, string>>[],

@@ -1,4 +1,5 @@
-// npm run bench [-- NAME… [--only PART,…] [--json] [--record]]: every ratio compares two measurements taken in turn, in one run, on this machine.
+// npm run bench [-- NAME… [--only PART,…] [--json] [--record]]: every ratio compares two
+// measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
 import { epp } from "./epp.js";
@@ -17,21 +18,22 @@ import type { Row } from "./report.js";
 import { printRows } from "./report.js";
 
 /** Each benchmark gets the parts of --only, if any. */
-const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>> =
-  {
-    prepare,
-    proxy,
-    epp,
-    "proxy-workers": proxyWorkers,
-    fairness,
-    plan,
-    nixl,
-    neuron,
-    "push-vs-pull": pushVsPull,
-    disaggregation,
-    "multi-turn": multiTurn,
-    growth,
-  };
+const BENCHMARKS: Readonly<
+  Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>
+> = {
+  prepare,
+  proxy,
+  epp,
+  "proxy-workers": proxyWorkers,
+  fairness,
+  plan,
+  nixl,
+  neuron,
+  "push-vs-pull": pushVsPull,
+  disaggregation,
+  "multi-turn": multiTurn,
+  growth,
+};
 
 /** These write their pages themselves with --record. */
 const WITH_OWN_PAGES = ["push-vs-pull", "multi-turn", "growth"];
@@ -57,7 +59,8 @@ for (const name of names.length > 0 ? names : Object.keys(BENCHMARKS)) {
   process.stderr.write(`${name} …\n`);
   const before = load();
   const measured = (await BENCHMARKS[name]?.(values.only?.split(","))) ?? [];
-  if (values.record === true && !WITH_OWN_PAGES.includes(name)) record(name, measured, before, values.only);
+  if (values.record === true && !WITH_OWN_PAGES.includes(name))
+    record(name, measured, before, values.only);
   rows.push(...measured);
 }
 if (values.json === true) console.log(JSON.stringify(rows, null, 2));

@@ -6,11 +6,15 @@ import { alone, pairRatio, type Row, spread } from "./report.js";
 const SIZES = [1, 2, 4, 8];
 const ROUNDS = 200;
 
-/** computeTpMapping against vLLM's compute_tp_mapping over the grid of tools/bench/python/mapping.py. */
+/**
+ * computeTpMapping against vLLM's compute_tp_mapping over the grid of
+ * tools/bench/python/mapping.py.
+ */
 export async function mapping(): Promise<readonly Row[]> {
   const what = "TP mapping, a grid of 240 calls: vLLM's time / ours";
   const vllm = vllmPython();
-  if (vllm === undefined) return [alone(what, "-", ">= 10", undefined, "not set up: npm run test:vllm")];
+  if (vllm === undefined)
+    return [alone(what, "-", ">= 10", undefined, "not set up: npm run test:vllm")];
   const inputs = SIZES.flatMap((tpSize) =>
     SIZES.flatMap((remoteTpSize) =>
       SIZES.flatMap((numKvHeads) =>
@@ -38,5 +42,7 @@ export async function mapping(): Promise<readonly Row[]> {
   const ours = Array.from({ length: ROUNDS }, round);
   const [own, other] = [ours, theirs.ms].map((values) => spread(values, "ms")) as [string, string];
   const ratio = pairRatio(theirs.ms, ours) * (inputs.length / theirs.calls);
-  return [{ what, ours: own, theirs: other, ratio, wanted: ">= 10", met: ratio >= 10, rounds: ROUNDS }];
+  return [
+    { what, ours: own, theirs: other, ratio, wanted: ">= 10", met: ratio >= 10, rounds: ROUNDS },
+  ];
 }

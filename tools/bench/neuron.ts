@@ -44,7 +44,9 @@ export async function neuron(): Promise<Row[]> {
     platform,
   };
   const worker = await module.createWorker({ ...shared, tpRank: 0, ppRank: 0 });
-  await worker.registerKvCaches(neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: 8 }));
+  await worker.registerKvCaches(
+    neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: 8 }),
+  );
   const scheduler = await module.createScheduler(shared);
   const steps = async (): Promise<{ wallUs: number; processorUs: number }> => {
     const usage = process.cpuUsage();
@@ -72,5 +74,7 @@ export async function neuron(): Promise<Row[]> {
   await transport.close();
   await device.close();
   const what = `an idle step of a staged connector, both sides (processor time ${processor})`;
-  return [alone(what, spread(costs, "us"), `<= ${WANTED_IDLE_US} us`, median(costs) <= WANTED_IDLE_US)];
+  return [
+    alone(what, spread(costs, "us"), `<= ${WANTED_IDLE_US} us`, median(costs) <= WANTED_IDLE_US),
+  ];
 }

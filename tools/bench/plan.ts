@@ -20,7 +20,8 @@ function planOf(numBlocks: number): EngineTransferPlan {
   const pair = { local: rank, remotes: [rank], numKvHeads: KV_HEADS, groups: ["full" as const] };
   const plan = buildEngineTransferPlan(pair);
   // Tables are built at first use, which is in the handshake.
-  for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
+  for (const source of plan.sources)
+    void (source.localTable.rows.length + source.remoteTable.rows.length);
   return plan;
 }
 
@@ -47,7 +48,8 @@ async function against(
   }
   const vllm = peer === undefined ? "not set up: npm run test:vllm" : spread(theirs, "ms");
   const label = `${what}: vLLM's time / ours`;
-  if (peer === undefined) return alone(label, spread(mine, "ms"), `>= ${wanted}`, undefined, vllm, ROUNDS);
+  if (peer === undefined)
+    return alone(label, spread(mine, "ms"), `>= ${wanted}`, undefined, vllm, ROUNDS);
   const row = rowOf(label, [spread(mine, "ms"), vllm], pairRatio(theirs, mine), ">=", wanted);
   return { ...row, rounds: ROUNDS };
 }

@@ -30,10 +30,11 @@ const idsOf = (count: number, order: "one run" | "scattered", from: number) =>
   Array.from({ length: count }, (_, i) => from + (order === "one run" ? i : 2 * i));
 
 /**
- * From block ids to requests that are ready to post: our planRequest, the hand-over to the agent's thread and the preparation of each slice's
- * request, against vLLM 0.33's `_read_blocks` up to the end of make_prepped_xfer (vLLM's own functions where it is set up, else only the numpy
- * arithmetic). Neither side includes posts, which are the copy on one host, or the work of our thread for other requests between two posts. Both
- * sides decode the ids from JSON just before.
+ * From block ids to requests that are ready to post: our planRequest, the hand-over to the agent's
+ * thread and the preparation of each slice's request, against vLLM 0.33's `_read_blocks` up to the
+ * end of make_prepped_xfer (vLLM's own functions where it is set up, else only the numpy
+ * arithmetic). Neither side includes posts, which are the copy on one host, or the work of our
+ * thread for other requests between two posts. Both sides decode the ids from JSON just before.
  */
 export async function prepare(): Promise<readonly Row[]> {
   const vllm = await vllmNixl();
@@ -79,7 +80,13 @@ export async function prepare(): Promise<readonly Row[]> {
         const once = async () => {
           const { begun, read, descriptors } = planOnce();
           const ended = performance.now();
-          const transfer = agent.transfer({ operation: "READ", local, remote, notification, ...descriptors });
+          const transfer = agent.transfer({
+            operation: "READ",
+            local,
+            remote,
+            notification,
+            ...descriptors,
+          });
           const {
             prepareMs = Number.NaN,
             mergedCount = Number.NaN,
@@ -87,7 +94,8 @@ export async function prepare(): Promise<readonly Row[]> {
           } = await transfer.done;
           return {
             planMs: ended - begun,
-            // With the time from the end of the copy to the promise, which no clock of ours tells apart.
+            // With the time from the end of the copy to the promise, which no clock of ours tells
+            // apart.
             untilPostMs: performance.now() - begun - transferMs,
             besidePostMs: ended - begun + prepareMs,
             merged: mergedCount / read.descriptorCount,
@@ -119,8 +127,12 @@ export async function prepare(): Promise<readonly Row[]> {
         rows.push(compare(posted, [untilPost, theirs], "ms", "<=", 0.9));
         const allowed = order === "one run" ? 0.5 : 1;
         rows.push({
-          ...{ what: `descriptors handed to NIXL, ${where} / vLLM's`, ours: "-", ratio: merged },
-          ...{ theirs: "one per block and region", wanted: `<= ${allowed}`, met: merged <= allowed },
+          what: `descriptors handed to NIXL, ${where} / vLLM's`,
+          ours: "-",
+          ratio: merged,
+          theirs: "one per block and region",
+          wanted: `<= ${allowed}`,
+          met: merged <= allowed,
         });
       }
     }

@@ -24,7 +24,10 @@ const BODY = JSON.stringify({
 });
 const REQUEST = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${BODY.length}\r\n\r\n${BODY}`;
 
-/** `tools/bench/c/http-load.c`, on the given cores: a load generator in JavaScript would pause for its own garbage and take the upstream's core. */
+/**
+ * `tools/bench/c/http-load.c`, on the given cores: a load generator in JavaScript would pause for
+ * its own garbage and take the upstream's core.
+ */
 export class LoadGenerator {
   private readonly child: ChildProcess;
   private readonly lines: AsyncIterableIterator<string>;
@@ -54,8 +57,9 @@ export class LoadGenerator {
   }
 
   /**
-   * An open loop: requests are sent at a fixed rate, and each is timed from the moment when it was due. At the same rate two routers can be compared
-   * by latency; a closed loop would measure their throughput again.
+   * An open loop: requests are sent at a fixed rate, and each is timed from the moment when it was
+   * due. At the same rate two routers can be compared by latency; a closed loop would measure their
+   * throughput again.
    */
   paced(url: string, clients: number, perSecond: number, durationMs: number): Promise<LoadResult> {
     return this.complete(url, clients, perSecond, durationMs);
@@ -105,7 +109,10 @@ export interface Bench {
   readonly upstream: ChildProcess;
   readonly prefill: string;
   readonly decode: string;
-  /** Flags of kv-proxy and kv-epp: pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs. */
+  /**
+   * Flags of kv-proxy and kv-epp: pairing, KV events, token ids and the disaggregation rule are on;
+   * the prompt is long enough for two legs.
+   */
   readonly flags: readonly string[];
   /** Starts a process that is ended after the benchmark. */
   readonly start: typeof startOnCore;
@@ -131,10 +138,24 @@ export async function besideRouter<T>(run: (bench: Bench) => Promise<T>): Promis
     const [prefill, decode] = [`127.0.0.1:${ports.prefill}`, `127.0.0.1:${ports.decode}`];
     const side = String(ports.sideChannel);
     const flags = [
-      ...["--prefill", prefill, "--decode", decode, "--port", "0", "--log-level", "error"],
-      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
-      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
-      ...["--disaggregate-above", "0"],
+      "--prefill",
+      prefill,
+      "--decode",
+      decode,
+      "--port",
+      "0",
+      "--log-level",
+      "error",
+      "--prefill-side-channel-port",
+      side,
+      "--decode-side-channel-port",
+      side,
+      "--prefill-routing",
+      "prefix-aware",
+      "--decode-routing",
+      "prefix-aware",
+      "--disaggregate-above",
+      "0",
     ];
     return await run({ generator, upstream, prefill, decode, flags, start });
   } finally {

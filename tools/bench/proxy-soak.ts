@@ -1,7 +1,11 @@
-// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 20]; with --engines memory|nixl see engine-soak.ts: requests through kv-proxy, with pairing, KV events, token ids and the disaggregation
-// rule, while its instances are killed, or drained, and started again, each time as the other of two versions that do not fit. A request that fails before its
-// client has received a byte could have been retried, so there must be none; nor may one go to a pair that does not fit. Clients use all routes, stream, ask for two
-// choices, read slowly, or leave; the publishers of the first pair lie. With --readback: conversations whose turns are read back (readback-soak.ts). Each complete answer must have all its words; memory must not grow; at the end nothing is in flight.
+// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 20]; with --engines memory|nixl see
+// engine-soak.ts: requests through kv-proxy, with pairing, KV events, token ids and the
+// disaggregation rule, while its instances are killed, or drained, and started again, each time as
+// the other of two versions that do not fit. A request that fails before its client has received a
+// byte could have been retried, so there must be none; nor may one go to a pair that does not fit.
+// Clients use all routes, stream, ask for two choices, read slowly, or leave; the publishers of the
+// first pair lie. With --readback: conversations whose turns are read back (readback-soak.ts). Each
+// complete answer must have all its words; memory must not grow; at the end nothing is in flight.
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -27,9 +31,16 @@ const { values } = parseArgs({
 const durationMs = Number(values.minutes) * 60_000;
 const everyMs = Number(values["every-s"]) * 1_000;
 if (values.engines === "memory" || values.engines === "nixl") {
-  const soak = { transport: values.engines, connector: values.connector, durationMs, everyMs } as const;
+  const soak = {
+    transport: values.engines,
+    connector: values.connector,
+    durationMs,
+    everyMs,
+  } as const;
   const good = await engineSoak({ ...soak, clients: Number(values.clients) });
-  console.log(good ? "ok" : "not ok: different, late, held, and without deaths also failed, must be 0");
+  console.log(
+    good ? "ok" : "not ok: different, late, held, and without deaths also failed, must be 0",
+  );
   process.exit(good ? 0 : 1);
 }
 if (values.readback === true) {
@@ -55,7 +66,10 @@ async function startUpstream(ports: Pair["ports"], version: number, lies: boolea
   const about = [...ports.map(String), VERSIONS[version] ?? "", String(lies)];
   const args = ["--import", "tsx", upstreamScript, ...about];
   const child = spawn(process.execPath, args, { stdio: ["pipe", "pipe", "inherit"] });
-  const { prefill, decode, sideChannel } = JSON.parse(await firstLine(child)) as Record<string, number>;
+  const { prefill, decode, sideChannel } = JSON.parse(await firstLine(child)) as Record<
+    string,
+    number
+  >;
   return { child, ports: [prefill ?? 0, decode ?? 0, sideChannel ?? 0], version };
 }
 
@@ -65,9 +79,20 @@ const pairs = await Promise.all(
 const urls = (at: 0 | 1) => pairs.map(({ ports }) => `127.0.0.1:${ports[at]}`);
 const sideChannels = pairs.map(({ ports }) => String(ports[2]));
 const proxy = await startProxy([
-  ...["--prefill", ...urls(0), "--decode", ...urls(1)],
-  ...["--prefill-side-channel-port", ...sideChannels, "--decode-side-channel-port", ...sideChannels],
-  ...["--routing", "prefix-aware", "--disaggregate-above", "0", "--admin-port", "0"],
+  "--prefill",
+  ...urls(0),
+  "--decode",
+  ...urls(1),
+  "--prefill-side-channel-port",
+  ...sideChannels,
+  "--decode-side-channel-port",
+  ...sideChannels,
+  "--routing",
+  "prefix-aware",
+  "--disaggregate-above",
+  "0",
+  "--admin-port",
+  "0",
 ]);
 
 const counts = { complete: 0, cut: 0, lost: 0, left: 0, wrong: 0, deaths: 0, rollouts: 0 };
@@ -82,7 +107,10 @@ type End = "complete" | "cut" | "lost" | "left" | "wrong";
 const WORD = '" word"';
 const MESSAGES = { messages: [{ role: "user", content: "some words" }] };
 const INPUT = { input: "some words" };
-/** What each route is sent, and how its stream ends. Routes without an end go to D alone, and are not streamed. */
+/**
+ * What each route is sent, and how its stream ends. Routes without an end go to D alone, and are
+ * not streamed.
+ */
 const ROUTES: readonly (readonly [path: string, body: object, end?: string])[] = [
   ["/v1/completions", { prompt: "some words" }, "data: [DONE]\n\n"],
   ["/v1/chat/completions", MESSAGES, "data: [DONE]\n\n"],
@@ -106,7 +134,8 @@ function ask(): Promise<End> {
     const [path, prompt, streamEnd] = ROUTES[Math.floor(Math.random() * ROUTES.length)] ?? ["", {}];
     const stream = streamEnd !== undefined && chance < 0.9;
     const [n, isSlow, leaves] = [
-      ...[stream && chance < 0.1 && path.endsWith("completions") ? 2 : 1, chance > 0.9],
+      stream && chance < 0.1 && path.endsWith("completions") ? 2 : 1,
+      chance > 0.9,
       chance > 0.8 && chance < 0.9,
     ] as const;
     agent.dispatch(
@@ -156,14 +185,19 @@ async function client(): Promise<void> {
   while (Date.now() < endAtMs) counts[await ask()] += 1;
 }
 
-/** Changes both instances of a pair at the admin routes. Resolves with the requests that they have. */
+/**
+ * Changes both instances of a pair at the admin routes. Resolves with the requests that they have.
+ */
 async function changePair(what: "add" | "drain", { ports }: Pair): Promise<number> {
   const [prefill, decode] = ports.map((port) => `http://127.0.0.1:${port}`);
   const ofPrefill = await change(proxy.adminUrl, what, "prefill", prefill ?? "");
   return ofPrefill + (await change(proxy.adminUrl, what, "decode", decode ?? ""));
 }
 
-/** By turns a death and a rollout, of one pair after another. What drains is ended when it has no requests, so no stream may break off. */
+/**
+ * By turns a death and a rollout, of one pair after another. What drains is ended when it has no
+ * requests, so no stream may break off.
+ */
 async function chaos(): Promise<void> {
   for (let turn = 0; Date.now() + everyMs < endAtMs; turn += 1) {
     await sleep(everyMs);
@@ -192,7 +226,12 @@ for (const { child } of pairs) child.kill("SIGKILL");
 
 const growth = late / early;
 console.log(
-  JSON.stringify({ ...counts, early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code }),
+  JSON.stringify({
+    ...counts,
+    early_mib: Math.round(early),
+    late_mib: Math.round(late),
+    exit_code: code,
+  }),
 );
 why.print((reason, count) => `lost ${count}: ${reason}`);
 const good =

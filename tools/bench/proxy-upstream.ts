@@ -1,6 +1,8 @@
-// A prefill and a decode server that answer at once, on all routes. Prints {"prefill": port, "decode": port, "sideChannel": port}.
-// Optional arguments: the two ports and that of the side channel, 0 takes a free one, vLLM's version, and whether the KV events are lies. Both engines answer handshakes at the one
-// side channel, render prompts, and publish KV events, many times a second. The decode server refuses KV of an engine of another version.
+// A prefill and a decode server that answer at once, on all routes. Prints {"prefill": port,
+// "decode": port, "sideChannel": port}. Optional arguments: the two ports and that of the side
+// channel, 0 takes a free one, vLLM's version, and whether the KV events are lies. Both engines
+// answer handshakes at the one side channel, render prompts, and publish KV events, many times a
+// second. The decode server refuses KV of an engine of another version.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { startSideChannel } from "@kv/testing/http/side-channel";
@@ -46,7 +48,10 @@ async function serve(
 }
 
 const prefill = await serve(prefillPort, await publishEvents(lies), (_body, response) => {
-  response.writeHead(200, { "content-type": "application/json", "content-length": prefilled.length });
+  response.writeHead(200, {
+    "content-type": "application/json",
+    "content-length": prefilled.length,
+  });
   response.end(prefilled);
 });
 const decode = await serve(decodePort, await publishEvents(lies), (body, response, path) => {

@@ -17,8 +17,8 @@ const CORES = "0,1";
 const CLI = fileURLToPath(new URL("../../packages/proxy/dist/cli.js", import.meta.url));
 
 /**
- * One worker and two on the same two cores, with the load generator and the servers on them too. These are in C, with answers made before: what they take
- * of the cores is not there for the proxy.
+ * One worker and two on the same two cores, with the load generator and the servers on them too.
+ * These are in C, with answers made before: what they take of the cores is not there for the proxy.
  */
 export async function proxyWorkers(): Promise<readonly Row[]> {
   spawn("taskset", ["-a", "-p", "-c", CORES, String(process.pid)], { stdio: "ignore" });
@@ -74,9 +74,22 @@ interface Target {
 
 async function start(workers: number, prefill: number, decode: number): Promise<Target> {
   const flags = [
-    ...["--prefill", `127.0.0.1:${prefill}`, "--decode", `127.0.0.1:${decode}`, "--port", "0"],
-    ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware", "--disaggregate-above", "0"],
-    ...["--pairing", "off", "--workers", String(workers)],
+    "--prefill",
+    `127.0.0.1:${prefill}`,
+    "--decode",
+    `127.0.0.1:${decode}`,
+    "--port",
+    "0",
+    "--prefill-routing",
+    "prefix-aware",
+    "--decode-routing",
+    "prefix-aware",
+    "--disaggregate-above",
+    "0",
+    "--pairing",
+    "off",
+    "--workers",
+    String(workers),
   ];
   const child = spawn("taskset", ["-c", CORES, process.execPath, CLI, ...flags], {
     // The log is written, as by default.

@@ -11,11 +11,17 @@ import { alone, compare, inTurn, median, percentile, type Row, spread } from "./
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
-/** At a fixed rate the two routers take turns in short rounds; there are so many that a single stall of the machine does not decide the p99. */
+/**
+ * At a fixed rate the two routers take turns in short rounds; there are so many that a single stall
+ * of the machine does not decide the p99.
+ */
 const PACED_ROUNDS = 60;
 const PACED_WINDOW_MS = 1_000;
 const PACED_CONNECTIONS = 128;
-/** A paced round in which the load generator itself was later than this is measured again: something else took its core. */
+/**
+ * A paced round in which the load generator itself was later than this is measured again: something
+ * else took its core.
+ */
 const MOST_LATE_MS = 5;
 const MOST_PACED_ROUNDS = 3 * PACED_ROUNDS;
 const CONCURRENCY = 32;
@@ -23,7 +29,10 @@ const STREAMS = 10_000;
 /** Files that the router needs besides the two sockets of each open stream. */
 const SPARE_FILES = 500;
 
-/** Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load generator and upstreams share the other core. */
+/**
+ * Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load
+ * generator and upstreams share the other core.
+ */
 export const proxy = (): Promise<readonly Row[]> =>
   besideRouter(async (bench) => {
     const { flags, generator, start, upstream } = bench;
@@ -42,15 +51,32 @@ export const proxy = (): Promise<readonly Row[]> =>
     const [p, d] = [`http://${bench.prefill}`, `http://${bench.decode}`];
     const [port, metricsPort] = [await freePort(), await freePort()];
     const router = start(ROUTER_CORE, await routerCommand(), [
-      ...["--vllm-pd-disaggregation", "--prefill", p, "--decode", d, "--policy", "round_robin"],
-      ...["--port", String(port), "--prometheus-port", String(metricsPort), "--log-level", "error"],
-      ...["--worker-startup-check-interval", "1", "--kv-connector", "nixl"],
+      "--vllm-pd-disaggregation",
+      "--prefill",
+      p,
+      "--decode",
+      d,
+      "--policy",
+      "round_robin",
+      "--port",
+      String(port),
+      "--prometheus-port",
+      String(metricsPort),
+      "--log-level",
+      "error",
+      "--worker-startup-check-interval",
+      "1",
+      "--kv-connector",
+      "nixl",
     ]);
     router.stdout?.resume();
     const theirs = { url: `http://127.0.0.1:${port}`, pid: router.pid ?? 0 };
     await generator.answered(theirs.url);
 
-    return [...(await sideBySide(generator, ours, theirs, [p, d])), await manyStreams(ours, upstream)];
+    return [
+      ...(await sideBySide(generator, ours, theirs, [p, d])),
+      await manyStreams(ours, upstream),
+    ];
   });
 
 interface Target {
@@ -83,11 +109,13 @@ async function sideBySide(
       cpu[at].push((cpuMs(targets[at].pid) - before) / tookMs.length);
     }
     direct.push((await p50Of(p, WINDOW_MS / 8)) + (await p50Of(d, WINDOW_MS / 8)));
-    for (const at of [0, 1] as const) singleMs[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
+    for (const at of [0, 1] as const)
+      singleMs[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
   }
   // The same rate for both: half of the slower router's throughput.
   const perSecond = Math.max(1, Math.floor(Math.min(median(rates[0]), median(rates[1])) / 2));
-  const paced = (url: string) => generator.paced(url, PACED_CONNECTIONS, perSecond, PACED_WINDOW_MS);
+  const paced = (url: string) =>
+    generator.paced(url, PACED_CONNECTIONS, perSecond, PACED_WINDOW_MS);
   // Opens the connections.
   for (const { url } of targets) await paced(url);
   const pacedMs: RoundsOfBoth = [[], []];
@@ -103,7 +131,8 @@ async function sideBySide(
   const loads = loadavg()
     .map((each) => each.toFixed(1))
     .join(" ");
-  const added = (at: 0 | 1) => singleMs[at].map((value, round) => value - (direct[round] ?? Number.NaN));
+  const added = (at: 0 | 1) =>
+    singleMs[at].map((value, round) => value - (direct[round] ?? Number.NaN));
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
   return [
     compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 1),
@@ -133,8 +162,8 @@ async function sideBySide(
 type RoundsOfBoth = [(readonly number[])[], (readonly number[])[]];
 
 /**
- * The p99 of all rounds' requests, which a few slow rounds can decide. The median of the rounds' p99 beside it tells whether most rounds are slow; a
- * router's own rare pauses are not in it.
+ * The p99 of all rounds' requests, which a few slow rounds can decide. The median of the rounds'
+ * p99 beside it tells whether most rounds are slow; a router's own rare pauses are not in it.
  */
 function tail(what: string, rounds: RoundsOfBoth, mostLaterMs: number): Row {
   const [ours, theirs] = [percentile(rounds[0].flat(), 0.99), percentile(rounds[1].flat(), 0.99)];

@@ -10,9 +10,13 @@ import { cache, environment, type LinePeer, linePeer } from "../clients/python.j
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
-// Python reads the memory of a GPU by CUDA IPC, also where there are no NVLinks, as the addon has this process do.
+// Python reads the memory of a GPU by CUDA IPC, also where there are no NVLinks, as the addon has
+// this process do.
 if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
-/** Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in this process. */
+/**
+ * Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in
+ * this process.
+ */
 const ofTheUser = { ...process.env };
 
 /** Python with numpy and the NIXL wheel that `kv-nixl install` uses. */
@@ -33,7 +37,10 @@ export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undef
   const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
   const python = join(peer, "vv", "bin", "python");
   if (!existsSync(join(peer, ".done"))) return undefined;
-  return { python, env: { ...ofTheUser, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") } };
+  return {
+    python,
+    env: { ...ofTheUser, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") },
+  };
 }
 
 export async function pythonOnce(
@@ -49,17 +56,27 @@ export async function pythonOnce(
 
 export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LinePeer> {
   // What our own process loads for the backend, in the same order.
-  const { libraries, variables } = await new PreloadFinder().find(backend, await findLibrary(), process.env);
+  const { libraries, variables } = await new PreloadFinder().find(
+    backend,
+    await findLibrary(),
+    process.env,
+  );
   const args = [join(here, "nixl_peer.py"), backend, String(numThreads), ...libraries];
   return linePeer(await benchPython(), args, { ...ofTheUser, ...Object.fromEntries(variables) });
 }
 
-/** The same with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */
+/**
+ * The same with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM
+ * up.
+ */
 export async function vllmNixl(): Promise<LinePeer | undefined> {
   const vllm = vllmPython();
   const python = await benchPython();
   if (vllm === undefined) return undefined;
-  const { stdout } = await run(python, ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]);
+  const { stdout } = await run(python, [
+    "-c",
+    "import sysconfig; print(sysconfig.get_path('purelib'))",
+  ]);
   // One thread, like our side: vLLM's imports would otherwise start more.
   const env = { ...vllm.env, ["KV_BENCH_NIXL"]: stdout.trim(), ["OMP_NUM_THREADS"]: "1" };
   return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);

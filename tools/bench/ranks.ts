@@ -42,7 +42,10 @@ export function ranksOf({
   }));
 }
 
-/** How the block ids of a request lie. `scattered`: every second id alternately from both ends, so that no descriptors can be merged. */
+/**
+ * How the block ids of a request lie. `scattered`: every second id alternately from both ends, so
+ * that no descriptors can be merged.
+ */
 export const ORDERS = ["one run", "scattered"] as const;
 
 export function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {

@@ -7,9 +7,13 @@ import { inFlightAtEnd, Reasons, startProxy } from "./soak-admin.js";
 const GROWTH_LIMIT = 1.25;
 /** The proxy gives back after so long what a P may have been reading. */
 const SETTLE_MS = 31_000;
-/** Prompts of 2,000 tokens: what the proxy remembers of them reaches its limit in the first minutes. */
+/**
+ * Prompts of 2,000 tokens: what the proxy remembers of them reaches its limit in the first minutes.
+ */
 const SYSTEM =
-  "words that all conversations begin with, and that are more than sixty-four tokens long. ".repeat(23);
+  "words that all conversations begin with, and that are more than sixty-four tokens long. ".repeat(
+    23,
+  );
 const CHAT = "/v1/chat/completions";
 
 interface State {
@@ -25,17 +29,30 @@ interface State {
 type Body = Readonly<Record<string, unknown>>;
 
 /**
- * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Clients stream, ask for two choices, ask again, or edit what was said. Each complete answer must be that of one
- * engine; nothing that does not fit may be read; memory must not grow; at the end D holds nothing. Resolves to whether all of this held.
+ * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Clients stream,
+ * ask for two choices, ask again, or edit what was said. Each complete answer must be that of one
+ * engine; nothing that does not fit may be read; memory must not grow; at the end D holds nothing.
+ * Resolves to whether all of this held.
  */
-export async function soakReadback(durationMs: number, clients: number, everyMs: number): Promise<boolean> {
+export async function soakReadback(
+  durationMs: number,
+  clients: number,
+  everyMs: number,
+): Promise<boolean> {
   const script = fileURLToPath(new URL("./turn-upstream.ts", import.meta.url));
   const upstream = linePeer(process.execPath, ["--import", "tsx", script]);
   const tell = (command: string) => upstream.ask<State>({ do: command });
   const { prefills, decode } = await tell("state");
   const { url, memory, end } = await startProxy([
-    ...["--pairing", "off", "--prefill", ...prefills, "--decode", decode],
-    ...["--readback", "--readback-timeout-ms", "1000"],
+    "--pairing",
+    "off",
+    "--prefill",
+    ...prefills,
+    "--decode",
+    decode,
+    "--readback",
+    "--readback-timeout-ms",
+    "1000",
   ]);
   const counts = { complete: 0, lost: 0, wrong: 0, restarts: 0 };
   const why = new Reasons();
@@ -52,7 +69,8 @@ export async function soakReadback(durationMs: number, clients: number, everyMs:
       const text = await response.text();
       if (response.status !== 200) throw new Error(`${response.status} ${text.slice(0, 200)}`);
       const wanted = outputOf(idsOf(body), body).text;
-      const isRight = textOf(text) === wanted || (body["n"] === 2 && text.includes(JSON.stringify(wanted)));
+      const isRight =
+        textOf(text) === wanted || (body["n"] === 2 && text.includes(JSON.stringify(wanted)));
       counts[isRight ? "complete" : "wrong"] += 1;
       return isRight ? wanted : undefined;
     } catch (error) {
@@ -75,7 +93,8 @@ export async function soakReadback(durationMs: number, clients: number, everyMs:
         const answer = await ask({ ...body, ...n });
         // Asked again, or with something else in the middle.
         if (chance > 0.85 && chance < 0.9) await ask({ ...body, seed: turn });
-        if (chance > 0.9 && chance < 0.95) messages = [...messages.slice(0, -2), ...messages.slice(-1)];
+        if (chance > 0.9 && chance < 0.95)
+          messages = [...messages.slice(0, -2), ...messages.slice(-1)];
         messages = [...messages, { role: "assistant", content: answer ?? "nothing" }];
       }
     }
@@ -100,9 +119,14 @@ export async function soakReadback(durationMs: number, clients: number, everyMs:
 
   const figures = {
     ...counts,
-    ...{ early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code },
-    ...{ in_flight: inFlight, servers: after.counts, wrong_reads: after.wrong },
-    ...{ pinned_before_close: before.pinned, pinned: after.pinned },
+    early_mib: Math.round(early),
+    late_mib: Math.round(late),
+    exit_code: code,
+    in_flight: inFlight,
+    servers: after.counts,
+    wrong_reads: after.wrong,
+    pinned_before_close: before.pinned,
+    pinned: after.pinned,
   };
   console.log(JSON.stringify(figures));
   why.print((reason, count) => `lost ${count}: ${reason}`);

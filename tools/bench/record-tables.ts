@@ -10,19 +10,29 @@ const RECORDED = /(^<!-- bench ([\w-]+)(?:, (.+))?: made -->\n)[\s\S]*?(^<!-- en
 export const recordsOn = (text: string): readonly string[] =>
   Array.from(text.matchAll(RECORDED), ([, , name = ""]) => name);
 
-/** A page with the rows of `docs/bench/NAME.json` after each `<!-- bench NAME: made -->`, or those whose names have a text: `<!-- bench NAME, TEXT: made -->`. */
+/**
+ * A page with the rows of `docs/bench/NAME.json` after each `<!-- bench NAME: made -->`, or those
+ * whose names have a text: `<!-- bench NAME, TEXT: made -->`.
+ */
 export const withRecords = (text: string): string =>
-  text.replace(RECORDED, (_, begin: string, name: string, part: string | undefined, end: string) => {
-    const runs = JSON.parse(readFileSync(join(root, `docs/bench/${name}.json`), "utf8")) as readonly Run[];
-    const tables = runs
-      .map((run) => ({ ...run, rows: run.rows.filter(({ what }) => what.includes(part ?? "")) }))
-      .filter(({ rows }) => rows.length > 0)
-      .sort((one, other) => other.rows.length - one.rows.length);
-    if (tables.length === 0) throw new Error(`docs/bench/${name}.json has no row with ${part}`);
-    return `${begin}\n${tables.map(recorded).join("\n")}\n${end}`;
-  });
+  text.replace(
+    RECORDED,
+    (_, begin: string, name: string, part: string | undefined, end: string) => {
+      const runs = JSON.parse(
+        readFileSync(join(root, `docs/bench/${name}.json`), "utf8"),
+      ) as readonly Run[];
+      const tables = runs
+        .map((run) => ({ ...run, rows: run.rows.filter(({ what }) => what.includes(part ?? "")) }))
+        .filter(({ rows }) => rows.length > 0)
+        .sort((one, other) => other.rows.length - one.rows.length);
+      if (tables.length === 0) throw new Error(`docs/bench/${name}.json has no row with ${part}`);
+      return `${begin}\n${tables.map(recorded).join("\n")}\n${end}`;
+    },
+  );
 
-/** Of a run on a machine that had more to do than it has cores. The load after it is also its own. */
+/**
+ * Of a run on a machine that had more to do than it has cores. The load after it is also its own.
+ */
 const BUSY =
   " The load was above the number of cores, so times are mostly waits for a core: ratios still compare both sides, goals in ms say little.";
 

@@ -5,7 +5,10 @@ import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { machine } from "../tested/machine.js";
 import type { Row } from "./report.js";
 
-/** A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files (record-tables.ts). */
+/**
+ * A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files
+ * (record-tables.ts).
+ */
 export interface Run {
   readonly date: string;
   readonly command: string;
@@ -23,12 +26,19 @@ export interface Run {
 export const load = (): number => Number((loadavg()[0] ?? Number.NaN).toFixed(1));
 
 /** Records a run in docs/bench/NAME.json. */
-export function record(name: string, rows: readonly Row[], loadBefore: number, only?: string): void {
+export function record(
+  name: string,
+  rows: readonly Row[],
+  loadBefore: number,
+  only?: string,
+): void {
   const run: Run = {
     date: new Date().toISOString().slice(0, 10),
     command: `npm run bench -- ${name}${only === undefined ? "" : ` --only ${only}`}`,
     machine: machine(),
-    ...{ kernel: release(), node: process.versions.node, nixl: DEFAULT_VERSION },
+    kernel: release(),
+    node: process.versions.node,
+    nixl: DEFAULT_VERSION,
     load: { before: loadBefore, after: load() },
     rows: rows.filter(({ ours, ratio }) => ours !== "-" || ratio !== undefined).map(rounded),
   };
@@ -40,12 +50,17 @@ export function record(name: string, rows: readonly Row[], loadBefore: number, o
   );
 }
 
-/** The last run counts: it takes the place of the other runs of its machine, or of their rows of the same name where it measured a `part` only. */
+/**
+ * The last run counts: it takes the place of the other runs of its machine, or of their rows of the
+ * same name where it measured a `part` only.
+ */
 export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly Run[] {
   const names = new Set(run.rows.map(({ what }) => what));
   const kept = runs.map((each) => ({
     ...each,
-    rows: each.rows.filter(({ what }) => each.machine !== run.machine || (part && !names.has(what))),
+    rows: each.rows.filter(
+      ({ what }) => each.machine !== run.machine || (part && !names.has(what)),
+    ),
   }));
   return [...kept, run].filter(({ rows }) => rows.length > 0);
 }

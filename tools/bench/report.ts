@@ -29,7 +29,11 @@ export function percentile(values: readonly number[], share: number): number {
 }
 
 /** The ratio of the best values, which other load of the machine disturbs least. */
-function bestRatio(ours: readonly number[], theirs: readonly number[], best: "least" | "most"): number {
+function bestRatio(
+  ours: readonly number[],
+  theirs: readonly number[],
+  best: "least" | "most",
+): number {
   const of = best === "least" ? Math.min : Math.max;
   return of(...ours) / of(...theirs);
 }
@@ -48,7 +52,10 @@ export function pairRatio(ours: readonly number[], theirs: readonly number[]): n
 /** The order of two sides in a round: each goes first in every other one. */
 export const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
 
-/** A row of two figures with their ratio. `bound`: of the ratio; without it the row is only reported. */
+/**
+ * A row of two figures with their ratio. `bound`: of the ratio; without it the row is only
+ * reported.
+ */
 export function rowOf(
   what: string,
   [ours, theirs]: readonly [string, string],
@@ -86,7 +93,15 @@ export function alone(
   theirs = "-",
   rounds?: number,
 ): Row {
-  return { what, ours, theirs, ratio: undefined, wanted, met, ...(rounds === undefined ? {} : { rounds }) };
+  return {
+    what,
+    ours,
+    theirs,
+    ratio: undefined,
+    wanted,
+    met,
+    ...(rounds === undefined ? {} : { rounds }),
+  };
 }
 
 export function printRows(rows: readonly Row[]): void {

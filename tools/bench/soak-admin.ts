@@ -5,12 +5,16 @@ import { fileURLToPath } from "node:url";
 import type { InstanceSpecInput } from "../../packages/fleet/src/instances/instance-spec.js";
 import { firstLine, watchMemory } from "./child-processes.js";
 
-/** A kv-proxy that runs from its sources. `adminUrl` is empty without `--admin-port`. `end` tells its exit code. */
+/**
+ * A kv-proxy that runs from its sources. `adminUrl` is empty without `--admin-port`. `end` tells
+ * its exit code.
+ */
 export async function startProxy(flags: readonly string[]) {
   const cli = fileURLToPath(new URL("../../packages/proxy/src/cli.ts", import.meta.url));
   const args = ["--import", "tsx", cli, "--port", "0", "--log-level", "error", ...flags];
   const child = spawn(process.execPath, args, { stdio: ["ignore", "pipe", "inherit"] });
-  const [, url = "", adminUrl = ""] = /ready (\S+)(?: .* admin (\S+))?/.exec(await firstLine(child)) ?? [];
+  const [, url = "", adminUrl = ""] =
+    /ready (\S+)(?: .* admin (\S+))?/.exec(await firstLine(child)) ?? [];
   const memory = watchMemory(child.pid ?? 0);
   const end = async () => {
     child.kill("SIGTERM");
@@ -40,7 +44,10 @@ interface ListedInstance {
   readonly in_flight: number;
 }
 
-/** Adds or drains an instance of kv-proxy at its admin routes. Resolves with the number of its requests. */
+/**
+ * Adds or drains an instance of kv-proxy at its admin routes. Resolves with the number of its
+ * requests.
+ */
 export async function change(
   adminUrl: string,
   what: "add" | "drain",
@@ -70,7 +77,9 @@ export async function allAvailable(adminUrl: string): Promise<boolean> {
 /** The requests that kv-proxy has in flight, when there are none or after five seconds. */
 export async function inFlightAtEnd(url: string): Promise<number> {
   for (let attempt = 0; ; attempt += 1) {
-    const status = (await (await fetch(`${url}/status`)).json()) as { requests: { in_flight: number } };
+    const status = (await (await fetch(`${url}/status`)).json()) as {
+      requests: { in_flight: number };
+    };
     if (status.requests.in_flight === 0 || attempt === 50) return status.requests.in_flight;
     await sleep(100);
   }

@@ -7,7 +7,10 @@ type Body = Readonly<Record<string, unknown>>;
 export interface SoakRequest {
   readonly path: string;
   readonly body?: Body;
-  /** The requests that one engine is asked in its place, as it serves one prompt and one choice at a time. */
+  /**
+   * The requests that one engine is asked in its place, as it serves one prompt and one choice at a
+   * time.
+   */
   readonly parts?: readonly Body[];
 }
 
@@ -28,7 +31,9 @@ interface Choice {
   readonly finish: readonly unknown[];
 }
 
-/** Requests of every route that the demo's engine serves, and of routes and members that it refuses. */
+/**
+ * Requests of every route that the demo's engine serves, and of routes and members that it refuses.
+ */
 export function soakRequests(prompts: readonly (readonly number[])[]): SoakRequest[] {
   const ids = { return_token_ids: true };
   return prompts.flatMap((prompt, at): SoakRequest[] => {
@@ -80,11 +85,13 @@ export function soakRequests(prompts: readonly (readonly number[])[]): SoakReque
 export async function askAlone(url: string, request: SoakRequest): Promise<Told> {
   const { path, body, parts } = request;
   const told: Told[] = [];
-  for (const part of parts ?? [body]) told.push(await ask(url, { path, ...(part && { body: part }) }));
+  for (const part of parts ?? [body])
+    told.push(await ask(url, { path, ...(part && { body: part }) }));
   const [first, second] = told;
   if (first === undefined || second === undefined) return first as Told;
   const prompts = body?.["n"] === 2 ? [first] : told;
-  const sum = (of: readonly Told[], at: 0 | 1) => of.reduce((all, { usage }) => all + (usage[at] ?? 0), 0);
+  const sum = (of: readonly Told[], at: 0 | 1) =>
+    of.reduce((all, { usage }) => all + (usage[at] ?? 0), 0);
   const usage = [sum(prompts, 0), sum(told, 1)];
   return { ...first, choices: told.flatMap(({ choices }) => choices), usage };
 }
@@ -165,7 +172,8 @@ function told(status: number, text: string): Told {
       text: before.text + (one.text ?? one.message?.content ?? one.delta?.content ?? ""),
       tokens: [...before.tokens, ...(one.token_ids ?? [])],
       logprobs: [...before.logprobs, ...token_logprobs, ...content.map(({ logprob }) => logprob)],
-      finish: one.finish_reason == null ? before.finish : [one.finish_reason, one.stop_reason ?? null],
+      finish:
+        one.finish_reason == null ? before.finish : [one.finish_reason, one.stop_reason ?? null],
     });
   }
   const usage = answers.find((answer) => answer.usage != null)?.usage;
@@ -180,7 +188,10 @@ function told(status: number, text: string): Told {
   };
 }
 
-/** Whether an answer is that of one engine. Its log probabilities may differ as results of other batches do. */
+/**
+ * Whether an answer is that of one engine. Its log probabilities may differ as results of other
+ * batches do.
+ */
 export function sameAnswer(one: Told, wanted: Told): boolean {
   const exact = ({ choices, ...rest }: Told) =>
     JSON.stringify([

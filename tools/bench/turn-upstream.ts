@@ -1,5 +1,7 @@
-// Two prefill servers and a decode server that answer as vLLM with bidirectional_kv_xfer does, as far as ended turns go. Each line of the input, `{ "do": … }`, is answered by one of JSON:
-// `restart` gives the decode server a new engine, `fail` and `break` have a next read fail; all tell the addresses of the servers, what is held and what went wrong.
+// Two prefill servers and a decode server that answer as vLLM with bidirectional_kv_xfer does, as
+// far as ended turns go. Each line of the input, `{ "do": … }`, is answered by one of JSON:
+// `restart` gives the decode server a new engine, `fail` and `break` have a next read fail; all
+// tell the addresses of the servers, what is held and what went wrong.
 import { createInterface } from "node:readline";
 import { type Answer, type Seen, startUpstream } from "@kv/testing/http/fake-upstream";
 import { TurnServers } from "../../packages/proxy/test/readback/turn-servers.js";
@@ -23,7 +25,13 @@ for await (const line of createInterface({ input: process.stdin })) {
   if (command === "fail") turns.failures.push("500");
   if (command === "break") turns.failures.push("break");
   const { wrong, counts, pinned } = turns;
-  const state = { prefills: [first, second], decode, wrong: wrong.slice(0, 5), counts, pinned: pinned.size };
+  const state = {
+    prefills: [first, second],
+    decode,
+    wrong: wrong.slice(0, 5),
+    counts,
+    pinned: pinned.size,
+  };
   process.stdout.write(`${JSON.stringify(state)}\n`);
 }
 process.exit(0);

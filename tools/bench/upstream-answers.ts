@@ -22,8 +22,12 @@ const named = (type: string, data: object) =>
 /** The streams of routes that end in another way, with a word in each of `EVENTS` events. */
 export const STREAMS: Readonly<Record<string, string>> = {
   "/v1/messages":
-    named("message_start", { message: { id: "msg_1", type: "message", role: "assistant", content: [] } }) +
-    named("content_block_delta", { index: 0, delta: { type: "text_delta", text: " word" } }).repeat(EVENTS) +
+    named("message_start", {
+      message: { id: "msg_1", type: "message", role: "assistant", content: [] },
+    }) +
+    named("content_block_delta", { index: 0, delta: { type: "text_delta", text: " word" } }).repeat(
+      EVENTS,
+    ) +
     named("message_stop", {}),
   "/v1/responses":
     named("response.created", { response: { id: "resp_1", output: [] } }) +
@@ -32,7 +36,11 @@ export const STREAMS: Readonly<Record<string, string>> = {
 };
 /** An answer that is not streamed, on any route. */
 export const WHOLE = JSON.stringify({
-  ...{ id: "a", object: "list", data: [], content: [], output: [] },
+  id: "a",
+  object: "list",
+  data: [],
+  content: [],
+  output: [],
   choices: [{ index: 0, text: "", finish_reason: "stop" }],
   words: Array(EVENTS).fill(" word"),
 });
@@ -44,23 +52,44 @@ export function prefillAnswer(engineId: string, sideChannel: number): string {
   return `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","finish_reason":"length"}],"kv_transfer_params":${params}}`;
 }
 
-/** Publishes blocks that come and go; with the tokens of a lie, also places that contradict one another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`. */
+/**
+ * Publishes blocks that come and go; with the tokens of a lie, also places that contradict one
+ * another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`.
+ */
 export async function publishEvents(lies?: readonly number[]): Promise<string> {
   const { endpoint, replayEndpoint, publish } = await startEventPublisher({ bufferSteps: 100 });
   const stored = (hash: number, tokens: readonly number[]) => ({
-    ...{ type: "BlockStored", block_hashes: [hash], parent_block_hash: null, token_ids: tokens },
-    ...{ block_size: tokens.length, lora_id: null, medium: "GPU", lora_name: null, group_idx: 0 },
+    type: "BlockStored",
+    block_hashes: [hash],
+    parent_block_hash: null,
+    token_ids: tokens,
+    block_size: tokens.length,
+    lora_id: null,
+    medium: "GPU",
+    lora_name: null,
+    group_idx: 0,
   });
   let hash = 0;
   setInterval(() => {
     hash += 1;
-    const removed = { type: "BlockRemoved", block_hashes: [hash - 100], medium: "GPU", group_idx: 0 };
+    const removed = {
+      type: "BlockRemoved",
+      block_hashes: [hash - 100],
+      medium: "GPU",
+      group_idx: 0,
+    };
     const lie = [
       stored(hash, (lies ?? []).slice(0, BLOCK_TOKENS)),
       { ...removed, block_hashes: Array.from({ length: 1000 }, (_, at) => hash + 1000 + at) },
-      ...(hash % 50 === 0 ? [{ type: "AllBlocksCleared" }, { type: "BlockStored", token_ids: "no" }] : []),
+      ...(hash % 50 === 0
+        ? [{ type: "AllBlocksCleared" }, { type: "BlockStored", token_ids: "no" }]
+        : []),
     ];
-    const events = [stored(hash, Array(BLOCK_TOKENS).fill(1000 + hash)), removed, ...(lies ? lie : [])];
+    const events = [
+      stored(hash, Array(BLOCK_TOKENS).fill(1000 + hash)),
+      removed,
+      ...(lies ? lie : []),
+    ];
     const wrong = lies && hash % 100 === 0 ? { sequence: 3n } : {};
     void publish(events, wrong).catch(() => {});
   }, BATCH_INTERVAL_MS).unref();

@@ -1,7 +1,11 @@
-// Comments for the settings in declarations. The types of settings are inferred from zod schemas, whose descriptions and defaults are in schema/config.json; zod's
-// types keep the comments of a schema's members, so editors show them at a use of the settings.
+// Comments for the settings in declarations. The types of settings are inferred from zod schemas,
+// whose descriptions and defaults are in schema/config.json; zod's types keep the comments of a
+// schema's members, so editors show them at a use of the settings.
 
-/** The declarations `text` with a comment before each setting that `schema` describes, and the mappings of its source map moved by as many lines. */
+/**
+ * The declarations `text` with a comment before each setting that `schema` describes, and the
+ * mappings of its source map moved by as many lines.
+ */
 export function withSettingComments(text, mappings, schema) {
   const lines = [];
   const mapped = [];

@@ -8,7 +8,9 @@ const schema = jsonSchema<{ a: string }>({ ...ASKED.schema, type: "object" });
 const tools: ToolSet = { f: { inputSchema: schema }, g: { inputSchema: schema } };
 const calling = { ...asked, prompt, tools, toolChoice: "required" as const, maxOutputTokens: 24 };
 const structured = { ...asked, output: Output.object({ schema }), maxOutputTokens: 24 };
-const image = [{ role: "user" as const, content: [{ type: "image" as const, image: new URL(ASKED.image) }] }];
+const image = [
+  { role: "user" as const, content: [{ type: "image" as const, image: new URL(ASKED.image) }] },
+];
 /** The errors of a stream come with its parts. */
 const onError = () => {};
 
@@ -31,7 +33,12 @@ export function aiCases(url: string): Cases {
       result.usage,
       result.toolCalls,
     ]);
-    return { text, finishReason, usage, calls: calls.map(({ toolName, input }) => ({ toolName, input })) };
+    return {
+      text,
+      finishReason,
+      usage,
+      calls: calls.map(({ toolName, input }) => ({ toolName, input })),
+    };
   };
   const generated = async (settings: Parameters<typeof generateText>[0]) => {
     const { text, finishReason, usage, toolCalls } = await generateText(settings);
@@ -49,7 +56,8 @@ export function aiCases(url: string): Cases {
     "tools, streamed": () => made(streamText({ model, ...calling, onError })),
     structured: async () => (await generateText({ model, ...structured })).output,
     "structured, streamed": async () => streamText({ model, ...structured, onError }).output,
-    "an image: refused": () => generated({ model, temperature: 0, maxOutputTokens: 8, messages: image }),
+    "an image: refused": () =>
+      generated({ model, temperature: 0, maxOutputTokens: 8, messages: image }),
     "an unknown model: refused": () => generated({ ...asked, model: provider("other") }),
     "an unknown model, streamed: refused": () =>
       made(streamText({ ...asked, model: provider("other"), onError })),

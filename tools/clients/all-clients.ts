@@ -20,6 +20,7 @@ export type Outcomes = Readonly<Record<string, Readonly<Record<string, Outcome>>
 export async function askAll(url: string, python: LinePeer | undefined): Promise<Outcomes> {
   const ofPython = python?.ask<Outcomes>({ url, asked: { ...ASKED, long_answer: LONG_ANSWER } });
   const outcomes: Record<string, Record<string, Outcome>> = {};
-  for (const [name, cases] of Object.entries(CLIENTS)) outcomes[name] = await outcomesOf(cases(url));
+  for (const [name, cases] of Object.entries(CLIENTS))
+    outcomes[name] = await outcomesOf(cases(url));
   return { ...outcomes, ...(await ofPython) };
 }

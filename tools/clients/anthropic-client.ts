@@ -8,7 +8,10 @@ const message = {
   temperature: 0,
   max_tokens: 8,
 };
-const tools = ["f", "g"].map((name) => ({ name, input_schema: { ...schema, type: "object" as const } }));
+const tools = ["f", "g"].map((name) => ({
+  name,
+  input_schema: { ...schema, type: "object" as const },
+}));
 const calling = { ...message, tools, tool_choice: { type: "any" as const }, max_tokens: 24 };
 const withImage = [
   {
@@ -38,7 +41,8 @@ export function anthropicCases(url: string): Cases {
     "an unknown model: refused": () => messages.create({ ...message, model: "other" }),
     "a prompt that is too long: refused": () =>
       messages.create({ ...message, messages: [{ role: "user", content: ASKED.long }] }),
-    "an image that is passed": () => messages.create({ ...message, model: "vision", messages: withImage }),
+    "an image that is passed": () =>
+      messages.create({ ...message, model: "vision", messages: withImage }),
     "after an error": () => messages.create({ ...message, model: "unstable" }),
     "left in the middle": async () =>
       first(await messages.create({ ...message, max_tokens: LONG_ANSWER, stream: true })),

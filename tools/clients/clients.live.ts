@@ -56,27 +56,37 @@ describe.skipIf(isRecording).each(["pull", "push"] as const)("vLLM 0.33, %s", (m
       const ours = without(except, await askAll(open.url, python));
       const alone = without(except, await askAll(pair.d.url, python));
       expect(undivided(withoutIdentity(ours))).toEqual(undivided(withoutIdentity(alone)));
-      // All clients send the same prompts. In push, a D of vLLM that has one whole in its cache cannot tell P so.
+      // All clients send the same prompts. In push, a D of vLLM that has one whole in its cache
+      // cannot tell P so.
       await (mode === "push" ? pair.leaseEnded() : pair.freed());
     },
   );
 });
 
 const TEXTS = new Set(["text", "content", "arguments", "delta", "partial_json"]);
-/** `prompt_token_ids`: with a streamed echo vLLM names them unasked, and a D that does not echo does not. */
+/**
+ * `prompt_token_ids`: with a streamed echo vLLM names them unasked, and a D that does not echo does
+ * not.
+ */
 const LEFT_OUT = new Set(["sequence_number", "prompt_token_ids"]);
 
 type Members = Readonly<Record<string, unknown>>;
 const isMembers = (value: unknown): value is Members => typeof value === "object" && value !== null;
 
-/** Events of a stream as one, as far as they are of one kind: how a server divides tokens into events depends on its load. */
+/**
+ * Events of a stream as one, as far as they are of one kind: how a server divides tokens into
+ * events depends on its load.
+ */
 function undivided(value: unknown): unknown {
   if (Array.isArray(value)) {
     const kept: unknown[] = [];
     for (const one of value.map(undivided)) {
       const before = kept.at(-1);
       const isMore =
-        isMembers(before) && isMembers(one) && kindOf(one) !== undefined && kindOf(one) === kindOf(before);
+        isMembers(before) &&
+        isMembers(one) &&
+        kindOf(one) !== undefined &&
+        kindOf(one) === kindOf(before);
       if (isMore) kept[kept.length - 1] = joined(before, one);
       else kept.push(one);
     }
@@ -93,16 +103,23 @@ const kindOf = ({ object, type }: Members): unknown =>
 
 function joined(before: unknown, after: unknown, key = ""): unknown {
   if (after === null || after === undefined) return before;
-  if (typeof before === "string" && typeof after === "string" && TEXTS.has(key)) return before + after;
+  if (typeof before === "string" && typeof after === "string" && TEXTS.has(key))
+    return before + after;
   if (Array.isArray(before) && Array.isArray(after)) {
     if (!after.every((one) => isMembers(one) && "index" in one)) return [...before, ...after];
     const byIndex = new Map<unknown, unknown>();
     for (const one of [...before, ...after] as Members[])
-      byIndex.set(one["index"], byIndex.has(one["index"]) ? joined(byIndex.get(one["index"]), one) : one);
+      byIndex.set(
+        one["index"],
+        byIndex.has(one["index"]) ? joined(byIndex.get(one["index"]), one) : one,
+      );
     return [...byIndex.values()];
   }
   if (!isMembers(before) || !isMembers(after)) return after;
   return Object.fromEntries(
-    Object.keys({ ...before, ...after }).map((name) => [name, joined(before[name], after[name], name)]),
+    Object.keys({ ...before, ...after }).map((name) => [
+      name,
+      joined(before[name], after[name], name),
+    ]),
   );
 }

@@ -7,12 +7,19 @@ import { expectIdle, PAIR } from "../../apps/demo/test/support/matrix.js";
 import { envoyMissing } from "../envoy/support/envoy-missing.js";
 import { withoutIdentity } from "../vllm/boundary-cases.js";
 import { askAll, type Outcomes } from "./all-clients.js";
-import { type Front, NOT_BEHIND_ENVOY, startEnvoyFront, startProxyFront, without } from "./fronts.js";
+import {
+  type Front,
+  NOT_BEHIND_ENVOY,
+  startEnvoyFront,
+  startProxyFront,
+  without,
+} from "./fronts.js";
 import { hasClients, type LinePeer, startClients } from "./python.js";
 import { Recordings } from "./recorded.js";
 import { ASKED, type Outcome } from "./requests.js";
 
-// Clients as their users have them, in front of kv-proxy and of Envoy. What they make of an answer must be what they make of one engine's.
+// Clients as their users have them, in front of kv-proxy and of Envoy. What they make of an answer
+// must be what they make of one engine's.
 
 const closers: { close(): Promise<void> }[] = [];
 afterAll(async () => {
@@ -40,7 +47,10 @@ describe(`in front of recorded answers of vLLM 0.33${absent}`, () => {
 
   beforeAll(async () => {
     const engine = closing(await startUpstream(recordings.play));
-    [p, d] = [closing(await startUpstream(recordings.play)), closing(await startUpstream(recordings.play))];
+    [p, d] = [
+      closing(await startUpstream(recordings.play)),
+      closing(await startUpstream(recordings.play)),
+    ];
     alone = await askAll(engine.url, python);
   }, 120_000);
 
@@ -61,10 +71,15 @@ describe(`in front of recorded answers of vLLM 0.33${absent}`, () => {
     expect(wrong).toEqual([]);
   });
 
-  /** With a streamed echo, vLLM names the ids of the prompt unasked. A D that does not echo does not. */
+  /**
+   * With a streamed echo, vLLM names the ids of the prompt unasked. A D that does not echo does
+   * not.
+   */
   const compared = (all: Outcomes) =>
     withoutIdentity(
-      JSON.parse(JSON.stringify(all, (name, value) => (name === "prompt_token_ids" ? null : value))),
+      JSON.parse(
+        JSON.stringify(all, (name, value) => (name === "prompt_token_ids" ? null : value)),
+      ),
     );
 
   async function expectAsAlone(front: Front, except: readonly string[] = []): Promise<void> {
@@ -89,7 +104,10 @@ describe(`in front of recorded answers of vLLM 0.33${absent}`, () => {
   );
 });
 
-/** What one engine of the demo serves. It refuses several copies, for example, which kv-proxy makes of one. */
+/**
+ * What one engine of the demo serves. It refuses several copies, for example, which kv-proxy makes
+ * of one.
+ */
 const served = (all: Outcomes, alone: Outcomes) =>
   Object.entries(all).map(([client, outcomes]) => [
     client,

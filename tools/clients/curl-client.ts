@@ -6,7 +6,12 @@ import { ASKED, type Cases } from "./requests.js";
 const run = promisify(execFile);
 const { model, prompt } = ASKED;
 const completion = { model, prompt, temperature: 0, max_tokens: 8 };
-const message = { model, messages: [{ role: "user", content: prompt }], max_tokens: 8, temperature: 0 };
+const message = {
+  model,
+  messages: [{ role: "user", content: prompt }],
+  max_tokens: 8,
+  temperature: 0,
+};
 
 /** curl, with the flags of READMEs and scripts. */
 export function curlCases(url: string): Cases {
@@ -16,7 +21,9 @@ export function curlCases(url: string): Cases {
     const at = stdout.lastIndexOf("\n");
     const [status = "", type = ""] = stdout.slice(at + 1).split(" ");
     const init = { status: Number(status), headers: { "content-type": type } };
-    return (await comparable(new Response(stdout.slice(0, at), init))) as { readonly status: number };
+    return (await comparable(new Response(stdout.slice(0, at), init))) as {
+      readonly status: number;
+    };
   };
   const json = ["-H", "Content-Type: application/json"];
   const post = (path: string, body: object, ...flags: readonly string[]) =>
@@ -26,8 +33,10 @@ export function curlCases(url: string): Cases {
     "a completion, streamed": () => post("/v1/completions", { ...completion, stream: true }, "-N"),
     "compressed, if the server wants": () => post("/v1/completions", completion, "--compressed"),
     "HTTP/1.0": () => post("/v1/completions", completion, "--http1.0"),
-    "a body in chunks": () => post("/v1/completions", completion, "-H", "Transfer-Encoding: chunked"),
-    "a body that waits for 100": () => post("/v1/completions", completion, "-H", "Expect: 100-continue"),
+    "a body in chunks": () =>
+      post("/v1/completions", completion, "-H", "Transfer-Encoding: chunked"),
+    "a body that waits for 100": () =>
+      post("/v1/completions", completion, "-H", "Expect: 100-continue"),
     "a message, streamed": () => post("/v1/messages", { ...message, stream: true }, "-N"),
   };
 }

@@ -31,13 +31,28 @@ export async function startEnvoyFront(
   prefill: string,
   decode: string,
 ): Promise<Front> {
-  const sidecar = createProxy({ mode, decoders: [decode], sidecar: { allow: ["127.0.0.1"] }, pairing });
+  const sidecar = createProxy({
+    mode,
+    decoders: [decode],
+    sidecar: { allow: ["127.0.0.1"] },
+    pairing,
+  });
   const endpoint = new URL((await sidecar.listen({ port: 0 })).url).host;
   const picker = await startPicker([
-    ...["--pairing", "off", "--health-interval-ms", "200"],
-    ...["--prefill", new URL(prefill).host, "--decode", endpoint],
+    "--pairing",
+    "off",
+    "--health-interval-ms",
+    "200",
+    "--prefill",
+    new URL(prefill).host,
+    "--decode",
+    endpoint,
   ]);
-  const envoy = await startEnvoy({ pickerPort: picker.port, endpoints: [endpoint], failOpen: false });
+  const envoy = await startEnvoy({
+    pickerPort: picker.port,
+    endpoints: [endpoint],
+    failOpen: false,
+  });
   return {
     url: envoy.url,
     inFlight: () => sidecar.status().requests.in_flight,

@@ -11,15 +11,23 @@ import { promisify } from "node:util";
 const run = promisify(execFile);
 export const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
-/** Creates a virtual environment of Python once, and returns its `bin` folder. `installs` are the arguments of each call of pip. */
-export async function environment(name: string, installs: readonly (readonly string[])[]): Promise<string> {
+/**
+ * Creates a virtual environment of Python once, and returns its `bin` folder. `installs` are the
+ * arguments of each call of pip.
+ */
+export async function environment(
+  name: string,
+  installs: readonly (readonly string[])[],
+): Promise<string> {
   const folder = join(cache, "kv-nixl", name);
   const bin = join(folder, "bin");
   if (existsSync(join(folder, "ready"))) return bin;
   process.stderr.write(`set up ${installs.flat().at(-1)} (once) …\n`);
   await run("python3", ["-m", "venv", "--clear", folder]);
   for (const install of installs) {
-    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], { maxBuffer: 1 << 24 });
+    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], {
+      maxBuffer: 1 << 24,
+    });
   }
   await writeFile(join(folder, "ready"), "");
   return bin;
@@ -27,7 +35,10 @@ export async function environment(name: string, installs: readonly (readonly str
 
 export interface LinePeer {
   ask<T>(command: object): Promise<T>;
-  /** Stops the process between two answers: NIXL's progress thread in Python uses most of a core even when idle. */
+  /**
+   * Stops the process between two answers: NIXL's progress thread in Python uses most of a core
+   * even when idle.
+   */
   pause(): void;
   resume(): void;
   close(): Promise<void>;
@@ -67,7 +78,10 @@ const CLIENTS = `clients-venv-${digest}`;
 /** Whether `openai` and `litellm` of Python are there. */
 export const hasClients = () => existsSync(join(cache, "kv-nixl", CLIENTS, "ready"));
 
-/** Starts the Python clients, which answer `{ url, asked }` with their outcomes. Fetches them first where they are missing: 380 MB on disk, once. */
+/**
+ * Starts the Python clients, which answer `{ url, asked }` with their outcomes. Fetches them first
+ * where they are missing: 380 MB on disk, once.
+ */
 export async function startClients(): Promise<LinePeer> {
   // Wheels only, each with its digest: no package runs code when it is installed.
   const wheels = ["--disable-pip-version-check", "--only-binary", ":all:"];

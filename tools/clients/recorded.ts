@@ -17,7 +17,10 @@ interface Recorded {
 export const RECORDED = new URL("./vllm-0.33.jsonl", import.meta.url);
 const PIECE_BYTES = 997;
 
-/** What of a request decides its answer: the leg, the route, and the body without what is new in each. */
+/**
+ * What of a request decides its answer: the leg, the route, and the body without what is new in
+ * each.
+ */
 function keyOf({ method, path, json }: Seen): string {
   const { kv_transfer_params: params, request_id: _id, ...body } = json;
   const digest = createHash("sha256")
@@ -41,7 +44,10 @@ function sorted(value: unknown): unknown {
   return Object.fromEntries(entries.map(([name, each]) => [name, sorted(each)]));
 }
 
-/** Answers of vLLM 0.33 to all that the clients ask. Other models than the recorded one have scripts. */
+/**
+ * Answers of vLLM 0.33 to all that the clients ask. Other models than the recorded one have
+ * scripts.
+ */
 export class Recordings {
   /** Long answers that their clients have not left yet. */
   streaming = 0;
@@ -80,13 +86,16 @@ export class Recordings {
   #script(model: string, { path, json, response }: Seen): void {
     const text = JSON.stringify(json["messages"]);
     // vLLM refuses the request by which kv-proxy has P's blocks freed.
-    if (json["use_beam_search"] === true) sendJson(response, { error: { message: "beam search" } }, 400);
-    else if (isPrefill(json)) sendJson(response, { kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) });
+    if (json["use_beam_search"] === true)
+      sendJson(response, { error: { message: "beam search" } }, 400);
+    else if (isPrefill(json))
+      sendJson(response, { kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) });
     else if (model.startsWith("unstable") && !this.#failed.delete(model)) {
       this.#failed.add(model);
       response.setHeader("retry-after-ms", "1");
       sendJson(response, { error: { message: "not now", type: "server_error", code: 503 } }, 503);
-    } else sendJson(response, path === "/v1/messages" ? messageOf(model, text) : chatOf(model, text));
+    } else
+      sendJson(response, path === "/v1/messages" ? messageOf(model, text) : chatOf(model, text));
   }
 
   /** Until the client leaves. */
@@ -103,9 +112,15 @@ export class Recordings {
         event({ type: "content_block_start", index: 0, content_block: { type: "text", text: "" } }),
       );
     }
-    const delta = { type: "content_block_delta", index: 0, delta: { type: "text_delta", text: "word " } };
+    const delta = {
+      type: "content_block_delta",
+      index: 0,
+      delta: { type: "text_delta", text: "word " },
+    };
     const chunk = { ...chatOf(model, ""), object: "chat.completion.chunk" };
-    const choices = [{ index: 0, delta: { role: "assistant", content: "word " }, finish_reason: null }];
+    const choices = [
+      { index: 0, delta: { role: "assistant", content: "word " }, finish_reason: null },
+    ];
     while (!response.destroyed) {
       response.write(event(isMessage ? delta : { ...chunk, choices }));
       await sleep(5);
@@ -113,7 +128,8 @@ export class Recordings {
   }
 
   /**
-   * Answers as `play`; what is not recorded yet is asked of a server of vLLM. It computes what a D would read, as the answer is the same: `npm run test:clients -- --live`.
+   * Answers as `play`; what is not recorded yet is asked of a server of vLLM. It computes what a D
+   * would read, as the answer is the same: `npm run test:clients -- --live`.
    */
   recorder(url: string): Answer {
     return async (seen) => {
@@ -125,7 +141,8 @@ export class Recordings {
       if (isNew && !this.#answers.has(keyOf(asked))) {
         const id = headers["x-request-id"];
         const sent = {
-          ...{ "content-type": "application/json", connection: "close" },
+          "content-type": "application/json",
+          connection: "close",
           ...(typeof id === "string" ? { "x-request-id": id } : {}),
         };
         const body = method === "POST" ? asked.body : null;
@@ -142,18 +159,31 @@ export class Recordings {
 
   save(): void {
     const lines = [...this.#answers].sort(([a], [b]) => (a < b ? -1 : 1));
-    writeFileSync(RECORDED, lines.map(([key, answer]) => `${JSON.stringify({ key, ...answer })}\n`).join(""));
+    writeFileSync(
+      RECORDED,
+      lines.map(([key, answer]) => `${JSON.stringify({ key, ...answer })}\n`).join(""),
+    );
   }
 }
 
 const usage = { prompt_tokens: 1, completion_tokens: 1, total_tokens: 2 };
 const chatOf = (model: string, content: string) => ({
-  ...{ id: "chatcmpl-1", object: "chat.completion", created: 1, model, usage },
+  id: "chatcmpl-1",
+  object: "chat.completion",
+  created: 1,
+  model,
+  usage,
   choices: [{ index: 0, message: { role: "assistant", content }, finish_reason: "stop" }],
 });
 const messageOf = (model: string, text: string) => ({
-  ...{ id: "msg_1", type: "message", role: "assistant", model, stop_reason: "end_turn", stop_sequence: null },
-  ...{ content: text === "" ? [] : [{ type: "text", text }], usage: { input_tokens: 1, output_tokens: 1 } },
+  id: "msg_1",
+  type: "message",
+  role: "assistant",
+  model,
+  stop_reason: "end_turn",
+  stop_sequence: null,
+  content: text === "" ? [] : [{ type: "text", text }],
+  usage: { input_tokens: 1, output_tokens: 1 },
 });
 
 /** An event of a stream. Those of messages have their type as their name too. */

@@ -1,6 +1,9 @@
 import { words } from "../vllm/boundary-cases.js";
 
-/** What all clients ask about. The tiny model of tools/vllm knows the words, and those of a call of `f` or `g` with the schema. */
+/**
+ * What all clients ask about. The tiny model of tools/vllm knows the words, and those of a call of
+ * `f` or `g` with the schema.
+ */
 export const ASKED = {
   model: "tiny",
   prompt: words(40, 21),
@@ -22,9 +25,14 @@ export const LONG_ANSWER = 500;
 /** What a client made of a case: what it returned, or the error that it raised. */
 export type Outcome =
   | { readonly value: unknown }
-  | { readonly error: { readonly kind: string; readonly status: unknown; readonly message: string } };
+  | {
+      readonly error: { readonly kind: string; readonly status: unknown; readonly message: string };
+    };
 
-/** A client at one server: each case by its name. Names that end with `refused` are those of cases that end with an error. */
+/**
+ * A client at one server: each case by its name. Names that end with `refused` are those of cases
+ * that end with an error.
+ */
 export type Cases = Readonly<Record<string, () => Promise<unknown>>>;
 
 /** Runs all cases, one after another. */

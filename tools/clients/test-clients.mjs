@@ -1,5 +1,6 @@
-// npm run test:clients: clients as their users have them (openai and litellm of Python, those of npm, curl) in front of kv-proxy and of Envoy, with
-// recorded answers and the demo's engines behind them. Fetches the Python clients once (380 MB on disk).
+// npm run test:clients: clients as their users have them (openai and litellm of Python, those of
+// npm, curl) in front of kv-proxy and of Envoy, with recorded answers and the demo's engines behind
+// them. Fetches the Python clients once (380 MB on disk).
 //   npm run test:clients -- --live      # vLLM 0.33 behind them (sets it up once, as npm run test:vllm)
 //   npm run test:clients -- --record    # record vLLM's answers anew
 // All other arguments go to vitest.

@@ -1,6 +1,6 @@
 /**
- * A kind of case that vLLM 0.33 refuses and this project supports. Such cases are not counted as `passed`. Tests that move real bytes cover
- * them; `test` names these tests.
+ * A kind of case that vLLM 0.33 refuses and this project supports. Such cases are not counted as
+ * `passed`. Tests that move real bytes cover them; `test` names these tests.
  */
 export interface BeyondRule {
   readonly name: string;
@@ -19,12 +19,14 @@ const MOVES_BYTES = "packages/plan/test/bytes/moves-the-right-bytes.test.ts";
 const KINDS_MOVE_BYTES = "packages/plan/test/bytes/kinds-move-the-right-bytes.test.ts";
 
 const number = (input: Input, key: string) => Number(input[key]);
-const prefillHasMoreRanks = (input: Input) => number(input, "remote_tp_size") > number(input, "tp_size");
+const prefillHasMoreRanks = (input: Input) =>
+  number(input, "remote_tp_size") > number(input, "tp_size");
 const isDenseAttention = (input: Input) =>
   input["is_mla"] !== true && input["has_mamba"] !== true && input["mamba"] !== true;
 
 const text = (input: Input, key: string) => String(input[key]);
-const blocksDivide = (input: Input) => number(input, "block_size") % number(input, "remote_block_size") === 0;
+const blocksDivide = (input: Input) =>
+  number(input, "block_size") % number(input, "remote_block_size") === 0;
 /** Several prefill ranks fill each part of a local block. */
 const fillsPartsOfBlocks = (input: Input) =>
   prefillHasMoreRanks(input) &&
@@ -43,8 +45,13 @@ const ordersAreKnown = (input: Input) =>
   text(input, "layout") in ORDER && text(input, "remote_layout") in ORDER && hasPlainTokens(input);
 const hasOneHead = (input: Input) =>
   input["is_mla"] === true ||
-  ["tp_size", "remote_tp_size"].every((size) => number(input, "kv_heads") < 2 * number(input, size));
-/** Both sides' blocks hold the same number of bytes per head and token. For hybrids neither check compares this. */
+  ["tp_size", "remote_tp_size"].every(
+    (size) => number(input, "kv_heads") < 2 * number(input, size),
+  );
+/**
+ * Both sides' blocks hold the same number of bytes per head and token. For hybrids neither check
+ * compares this.
+ */
 const pagesAgree = (input: Input) => {
   const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
@@ -53,13 +60,17 @@ const pagesAgree = (input: Input) => {
   });
   return bytes === remoteBytes;
 };
-/** Blocks of different sizes can be split: the positions of heads and tokens in a block are known, and no DCP group distributes the tokens. */
+/**
+ * Blocks of different sizes can be split: the positions of heads and tokens in a block are known,
+ * and no DCP group distributes the tokens.
+ */
 const canBeCut = (input: Input) =>
   (ordersAreKnown(input) || (hasOneHead(input) && hasPlainTokens(input))) &&
   pagesAgree(input) &&
   number(input, "dcp_size") === 1 &&
   number(input, "remote_dcp_size") === 1;
-const sameOrder = (input: Input) => ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
+const sameOrder = (input: Input) =>
+  ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
 
 export const BEYOND_RULES: readonly BeyondRule[] = [
   {
@@ -87,15 +98,18 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
   {
     name: "prefill-tp-larger-and-blocks-of-a-hybrid-smaller",
     family: "descs",
-    refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
-    reason: "as above for a hybrid's attention; its states are divided evenly among the source ranks",
+    refusal:
+      /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
+    reason:
+      "as above for a hybrid's attention; its states are divided evenly among the source ranks",
     test: KINDS_MOVE_BYTES,
     matches: (input) => input["mamba"] === true && fillsPartsOfBlocks(input),
   },
   {
     name: "prefill-tp-larger-and-blocks-smaller",
     family: "descs",
-    refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
+    refusal:
+      /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
     reason: "as above: the local share of a source is a share of each part of a block",
     test: MOVES_BYTES,
     matches: (input) => isDenseAttention(input) && fillsPartsOfBlocks(input),
@@ -104,7 +118,8 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "decode-blocks-smaller-or-not-a-multiple",
     family: "validate",
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
-    reason: "a descriptor for each head of each greatest common part of both sides' blocks: the direct form",
+    reason:
+      "a descriptor for each head of each greatest common part of both sides' blocks: the direct form",
     test: MOVES_BYTES,
     matches: (input) => input["has_mamba"] !== true && canBeCut(input) && !blocksDivide(input),
   },
@@ -112,7 +127,8 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "decode-blocks-of-a-hybrid-smaller-or-not-a-multiple",
     family: "validate",
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
-    reason: "as above for its attention; states are moved by logical block, with any kernel block size",
+    reason:
+      "as above for its attention; states are moved by logical block, with any kernel block size",
     test: KINDS_MOVE_BYTES,
     matches: (input) => input["has_mamba"] === true && canBeCut(input) && !blocksDivide(input),
   },
@@ -128,7 +144,8 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "host-memory-and-other-blocks",
     family: "validate",
     refusal: /^Heterogeneous block sizes are not supported with host buffer/,
-    reason: "a plan does not depend on the memory type: host memory is split and reordered like any other",
+    reason:
+      "a plan does not depend on the memory type: host memory is split and reordered like any other",
     test: MOVES_BYTES,
     matches: canBeCut,
   },
@@ -136,7 +153,8 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "layouts-of-one-order",
     family: "validate",
     refusal: /^Heterogeneous TP expects same kv_cache_layout/,
-    reason: "the layouts differ in the position of blocks, not in their content: strides give the position",
+    reason:
+      "the layouts differ in the position of blocks, not in their content: strides give the position",
     test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
   },

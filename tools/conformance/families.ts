@@ -1,4 +1,9 @@
-import { DESCRIPTOR_ROW, type DescriptorTable, KV_CACHE_LAYOUTS, type KvCacheLayout } from "@kv/interface";
+import {
+  DESCRIPTOR_ROW,
+  type DescriptorTable,
+  KV_CACHE_LAYOUTS,
+  type KvCacheLayout,
+} from "@kv/interface";
 import {
   buildEngineTransferPlan,
   checkCompatibility,
@@ -27,8 +32,9 @@ import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 type Descriptor = readonly [address: number, lengthBytes: number, deviceId: number];
 
 /**
- * vLLM's `_build_fa_local`, `_build_fa_remote`, their state-space counterparts and `_build_local_splits_from_plan`, against the tables
- * of a whole plan. Where our order differs, descriptors are looked up by region, block and part.
+ * vLLM's `_build_fa_local`, `_build_fa_remote`, their state-space counterparts and
+ * `_build_local_splits_from_plan`, against the tables of a whole plan. Where our order differs,
+ * descriptors are looked up by region, block and part.
  */
 export const replayDescriptors: Replay = (input, expected) => {
   const plan = planOf(input);
@@ -54,7 +60,11 @@ export const replayDescriptors: Replay = (input, expected) => {
   if (local.length !== plan.sources.length)
     throw new Difference(`${plan.sources.length} sources, vLLM has ${local.length}`);
   for (const [index, source] of plan.sources.entries()) {
-    same(`local table of source ${index}`, inTheirOrder(plan, expand(source.localTable)), local[index]);
+    same(
+      `local table of source ${index}`,
+      inTheirOrder(plan, expand(source.localTable)),
+      local[index],
+    );
     same(`remote table of source ${index}`, expand(source.remoteTable), theirs.remote);
   }
   const {
@@ -74,7 +84,10 @@ function planOf(input: Readonly<Record<string, unknown>>): EngineTransferPlan {
   const read = fields(input);
   const side = (who: "local" | "remote"): RankGeometry => {
     const prefix = who === "local" ? "" : "remote_";
-    const [lengths, strides] = [read.numbers(`${who}_block_lens`), read.numbers(`${who}_block_strides`)];
+    const [lengths, strides] = [
+      read.numbers(`${who}_block_lens`),
+      read.numbers(`${who}_block_strides`),
+    ];
     return {
       tpRank: who === "local" ? read.number("tp_rank") : 0,
       tpSize: read.number(`${prefix}tp_size`),
@@ -100,16 +113,23 @@ function planOf(input: Readonly<Record<string, unknown>>): EngineTransferPlan {
   const first = Math.floor(read.number("tp_rank") * ratio);
   return buildEngineTransferPlan({
     local: side("local"),
-    remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
+    remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({
+      ...remote,
+      tpRank: first + index,
+    })),
     numKvHeads: read.number("kv_heads"),
     groups: read.kinds("groups"),
-    // vLLM has only one form for different block sizes. It builds its tables with and without prefix caching; only its handshake checks that.
+    // vLLM has only one form for different block sizes. It builds its tables with and without
+    // prefix caching; only its handshake checks that.
     form: "permute",
     prefixCaching: false,
   });
 }
 
-/** The vectors give the local convolution as the dimensions of its projections. The bytes per dimension follow from the remote's total. */
+/**
+ * The vectors give the local convolution as the dimensions of its projections. The bytes per
+ * dimension follow from the remote's total.
+ */
 function stateSpace(
   read: ReturnType<typeof fields>,
   who: "local" | "remote",
@@ -144,7 +164,10 @@ function expand(table: DescriptorTable): Descriptor[] {
 }
 
 /** Descriptors by segment, block and part. */
-function inTheirOrder(plan: EngineTransferPlan, ours: readonly Descriptor[]): (Descriptor | undefined)[] {
+function inTheirOrder(
+  plan: EngineTransferPlan,
+  ours: readonly Descriptor[],
+): (Descriptor | undefined)[] {
   const ordered: (Descriptor | undefined)[] = [];
   for (const [segment, { offset, count, blockStep, partStep }] of plan.localIndexing.entries()) {
     const parts = plan.segments[segment]?.localParts ?? 1;
@@ -161,11 +184,20 @@ export const replayBlockIds: Replay = (input) => {
   const read = fields(input);
   const fn = read.string("fn");
   if (fn === "logical_to_kernel_block_ids") {
-    return logicalToKernelBlockIds(read.kinds("groups"), read.blockIds("block_ids"), read.number("ratio"));
+    return logicalToKernelBlockIds(
+      read.kinds("groups"),
+      read.blockIds("block_ids"),
+      read.number("ratio"),
+    );
   }
   if (fn === "map_block_ids_for_block_size_ratio") {
     const [local, remote] = [read.blockIds("local_block_ids"), read.blockIds("remote_block_ids")];
-    const mapped = mapBlockIdsForBlockSizeRatio(read.kinds("groups"), local, remote, read.number("ratio"));
+    const mapped = mapBlockIdsForBlockSizeRatio(
+      read.kinds("groups"),
+      local,
+      remote,
+      read.number("ratio"),
+    );
     return [mapped.localBlockIds, mapped.remoteBlockIds];
   }
   if (fn === "apply_prefix_caching") {
@@ -207,7 +239,8 @@ export const replayDescriptorIds: Replay = (input) => {
     numRegions: read.number("num_regions"),
     numBlocks: read.number("dst_num_blocks"),
     physicalBlocksPerLogical: read.number("physical_blocks_per_logical"),
-    regionGroupIds: read.optionalNumbers("region_group_ids") ?? read.numbers("self_region_group_ids"),
+    regionGroupIds:
+      read.optionalNumbers("region_group_ids") ?? read.numbers("self_region_group_ids"),
     regionNumBlocks: read.optionalNumbers("region_num_blocks"),
     usesRegionGroupMapping: read.present(mapping) ? read.boolean(mapping) : undefined,
     blockSizeRatio: read.optionalNumber("block_size_ratio"),
@@ -261,7 +294,10 @@ export function mappingAsJson(mapping: ReturnType<typeof computeTpMapping>): unk
   };
 }
 
-/** vLLM's `_validate_remote_agent_handshake`. The vectors give every region of a side the same geometry, at address 0. */
+/**
+ * vLLM's `_validate_remote_agent_handshake`. The vectors give every region of a side the same
+ * geometry, at address 0.
+ */
 export const replayValidate: Replay = (input) => {
   const read = fields(input);
   const side = (
@@ -319,7 +355,10 @@ function layout(name: string): KvCacheLayout {
   return found;
 }
 
-/** A kind of vector. A field that only its inputs have identifies it, so that files may have any name. */
+/**
+ * A kind of vector. A field that only its inputs have identifies it, so that files may have any
+ * name.
+ */
 interface Family {
   readonly name: string;
   readonly field: string;

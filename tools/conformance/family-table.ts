@@ -4,7 +4,10 @@ import { FAMILIES, SERVED_UNTIL } from "../../packages/kv-plan/src/model/archite
 const REFUSED: readonly (readonly [what: string, why: string])[] = [
   ["BERT, RoBERTa, ModernBERT and other encoders", "no KV cache: nothing is kept to hand over"],
   ["encoder-decoders other than Whisper", "the cache of cross attention is the encoder's"],
-  ["any other architecture", "no rules: which layers have a cache, and of what shape, is not known"],
+  [
+    "any other architecture",
+    "no rules: which layers have a cache, and of what shape, is not known",
+  ],
   [
     "a field that may decide a cache, which the family's rules do not read",
     "it is named: `attn_…`, `linear_…`, `mamba_…`, `…_interval`, `…_pattern`, windows, chunks, shared layers and others",

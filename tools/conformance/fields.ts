@@ -31,7 +31,9 @@ export function fields(input: Readonly<Record<string, unknown>>) {
   );
   const present = (key: string) => input[key] !== undefined && input[key] !== null;
   return {
-    ...{ present, number, numbers },
+    present,
+    number,
+    numbers,
     numberOr: (key: string, absent: number) => (present(key) ? number(key) : absent),
     optionalNumber: (key: string) => (present(key) ? number(key) : undefined),
     optionalNumbers: (key: string) => (present(key) ? numbers(key) : undefined),

@@ -41,7 +41,14 @@ const blocks = (ratio: number, out: unknown) => ({
   in: { fn: "logical_to_kernel_block_ids", groups: ["full"], ratio, block_ids: [[1]] },
   out,
 });
-const mapping = { tp_rank: 0, kv_heads: 4, is_mla: false, groups: ["full"], dcp_size: 1, remote_dcp_size: 1 };
+const mapping = {
+  tp_rank: 0,
+  kv_heads: 4,
+  is_mla: false,
+  groups: ["full"],
+  dcp_size: 1,
+  remote_dcp_size: 1,
+};
 
 test("equal results and shared refusals pass; differences and cases that it cannot handle fail", () => {
   const name = file("mixed.jsonl", [
@@ -51,7 +58,10 @@ test("equal results and shared refusals pass; differences and cases that it cann
       in: { ...mapping, tp_size: 2, remote_tp_size: 3 },
       error: { type: "AssertionError", msg: "not divisible" },
     },
-    { in: { ...mapping, tp_size: 1, remote_tp_size: 1 }, error: { type: "AssertionError", msg: "made up" } },
+    {
+      in: { ...mapping, tp_size: 1, remote_tp_size: 1 },
+      error: { type: "AssertionError", msg: "made up" },
+    },
     { in: { something: "else" }, out: 1 },
     { in: { ...blocks(2, 0).in, groups: ["ring"] }, out: [[2, 3]] },
     "no vector",
@@ -60,7 +70,9 @@ test("equal results and shared refusals pass; differences and cases that it cann
   expect(last).toBe("2 passed, 5 failed");
   expect(status).toBe(1);
   expect(
-    lines.filter((line) => line.startsWith("FAIL")).map((line) => /:(\d+): (.{12})/.exec(line)?.slice(1)),
+    lines
+      .filter((line) => line.startsWith("FAIL"))
+      .map((line) => /:(\d+): (.{12})/.exec(line)?.slice(1)),
   ).toEqual([
     ["3", "out[0][1]: 3"],
     ["5", "vLLM refuses"],
@@ -112,7 +124,14 @@ test("a case that vLLM refuses and we support is counted as beyond, by rule", ()
     remote_regions: 2,
     remote_names: ["l0", "l1"],
   };
-  const input = { ...pair, ...sizes, ...layout, ...regions, is_hma_required: false, use_host_buffer: false };
+  const input = {
+    ...pair,
+    ...sizes,
+    ...layout,
+    ...regions,
+    is_hma_required: false,
+    use_host_buffer: false,
+  };
   const refused = { in: input, error: { type: "AssertionError", msg: "" } };
   const { status, lines } = run([file("beyond.jsonl", [refused, blocks(1, [[1]])])]);
   expect(status).toBe(0);
@@ -123,7 +142,10 @@ test("a case that vLLM refuses and we support is counted as beyond, by rule", ()
   ]);
   // The rule does not match another refusal of the same input.
   const other = { in: input, error: { type: "RuntimeError", msg: "something else" } };
-  expect(run([file("other.jsonl", [other])])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
+  expect(run([file("other.jsonl", [other])])).toMatchObject({
+    status: 1,
+    last: "0 passed, 1 failed",
+  });
 });
 
 test("a missing file or folder fails", () => {
@@ -132,7 +154,10 @@ test("a missing file or folder fails", () => {
 });
 
 /** A copy of the recorded traffic in which `change` rewrites the lines of one run's handshakes. */
-function recordedTraffic(name: string, change: (handshakes: Record<string, unknown>[]) => unknown[]): string {
+function recordedTraffic(
+  name: string,
+  change: (handshakes: Record<string, unknown>[]) => unknown[],
+): string {
   const copy = join(folder, name);
   cpSync(join(root, "packages/protocol/fixtures/wire"), copy, { recursive: true });
   for (const recording of ["pull_p1d2", "v33_push_p1d2"]) {

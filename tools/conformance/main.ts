@@ -55,13 +55,16 @@ function replayFile(path: string, only: readonly Selection[]): void {
       continue;
     }
     const family = familyOf(vector.in);
-    if (family === undefined) count(where, { kind: "failed", reason: "no known family of vectors" });
+    if (family === undefined)
+      count(where, { kind: "failed", reason: "no known family of vectors" });
     else count(where, judge(family.name, family.replay, vector));
   }
   const [passed, failed, beyond] = (["passed", "failed", "beyond"] as const).map(
     (kind) => counts[kind] - before[kind],
   );
-  console.log(`${path}: ${passed} passed, ${failed} failed${beyond === 0 ? "" : `, ${beyond} beyond`}`);
+  console.log(
+    `${path}: ${passed} passed, ${failed} failed${beyond === 0 ? "" : `, ${beyond} beyond`}`,
+  );
 }
 
 function selections(given: readonly string[]): Selection[] {
@@ -94,7 +97,9 @@ function main(): void {
   for (const [rule, number] of rules) console.log(`beyond, by rule ${rule}: ${number}`);
   if (counts.beyond > 0) console.log(`${counts.beyond} beyond`);
   if (models > 0)
-    console.log(`${models} cases of models: ${models - refused - failedModels} equal, ${refused} refused`);
+    console.log(
+      `${models} cases of models: ${models - refused - failedModels} equal, ${refused} refused`,
+    );
   console.log(`${counts.passed} passed, ${counts.failed} failed`);
   if (counts.failed > 0 || counts.passed + counts.beyond === 0) process.exitCode = 1;
 }

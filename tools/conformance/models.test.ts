@@ -23,7 +23,10 @@ const configOf = (name: string) =>
   cases.find(({ model }) => model.config === name)?.config as Readonly<Record<string, unknown>>;
 
 describe("field.md 2: the caches of published configs are vLLM's own", () => {
-  const judged = cases.map(({ model, config }) => ({ model, outcome: judgeModel(model, file, config) }));
+  const judged = cases.map(({ model, config }) => ({
+    model,
+    outcome: judgeModel(model, file, config),
+  }));
 
   test("each case is equal, or refused", () => {
     const failed = judged.flatMap(({ model, outcome }) =>
@@ -55,11 +58,17 @@ describe("field.md 2: the caches of published configs are vLLM's own", () => {
     };
     const specs = (copy: Record<string, unknown>) => copy["specs"] as Record<string, unknown>[];
     expect(changed(() => {})).toBe("passed");
-    for (const field of ["num_kv_heads", "head_size", "head_size_v", "block_size", "page_size_bytes"])
-      expect([field, changed((copy) => Object.assign(specs(copy)[0] ?? {}, { [field]: 7 }))]).toEqual([
+    for (const field of [
+      "num_kv_heads",
+      "head_size",
+      "head_size_v",
+      "block_size",
+      "page_size_bytes",
+    ])
+      expect([
         field,
-        "failed",
-      ]);
+        changed((copy) => Object.assign(specs(copy)[0] ?? {}, { [field]: 7 })),
+      ]).toEqual([field, "failed"]);
     expect(changed((copy) => (copy["groups"] as unknown[]).pop())).toBe("failed");
     expect(changed((copy) => Object.assign(copy, { resolved_dtype: "auto" }))).toBe("failed");
     expect(changed((copy) => Object.assign(copy, { num_blocks_in_64_TiB: 1 }))).toBe("failed");
@@ -116,15 +125,21 @@ describe("field.md 2: what is not understood is refused by name", () => {
     const sparse_attention_config = { ...text.sparse_attention_config, sparse_index_interval: 2 };
     const found = refusal({ ...published, text_config: { ...text, sparse_attention_config } });
     expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
-    expect(found.message).toContain("text_config.sparse_attention_config.sparse_index_interval (2)");
+    expect(found.message).toContain(
+      "text_config.sparse_attention_config.sparse_index_interval (2)",
+    );
   });
 
   test("an unknown architecture, one that vLLM took out, and a config that names none", () => {
-    expect(refusal({ ...llama, architectures: ["NewForCausalLM"] }).message).toMatch(/NewForCausalLM/);
+    expect(refusal({ ...llama, architectures: ["NewForCausalLM"] }).message).toMatch(
+      /NewForCausalLM/,
+    );
     expect(refusal({ ...llama, architectures: ["BambaForCausalLM"] }).message).toMatch(
       /does not serve BambaForCausalLM; 0\.23\.0/,
     );
-    expect(refusal({ ...llama, architectures: undefined }).message).toMatch(/architectures is missing/);
+    expect(refusal({ ...llama, architectures: undefined }).message).toMatch(
+      /architectures is missing/,
+    );
   });
 
   test("a model_type that vLLM cannot load", () => {
@@ -135,7 +150,9 @@ describe("field.md 2: what is not understood is refused by name", () => {
   });
 
   test("a model without a KV cache and an encoder-decoder are said to be that", () => {
-    expect(refusal(configOf("Snowflake--snowflake-arctic-embed-m.json")).message).toMatch(/no KV cache/);
+    expect(refusal(configOf("Snowflake--snowflake-arctic-embed-m.json")).message).toMatch(
+      /no KV cache/,
+    );
     expect(
       refusal({ architectures: ["T5ForConditionalGeneration"], is_encoder_decoder: true }).message,
     ).toMatch(/is an encoder-decoder/);
@@ -152,7 +169,9 @@ describe("field.md 2: what is not understood is refused by name", () => {
 });
 
 test("field.md 2: JSON as Python writes it is read", () => {
-  expect(parsePythonJson('{"a": Infinity, "b": [-Infinity, NaN, 1], "c": "NaN \\" Infinity"}')).toEqual({
+  expect(
+    parsePythonJson('{"a": Infinity, "b": [-Infinity, NaN, 1], "c": "NaN \\" Infinity"}'),
+  ).toEqual({
     a: null,
     b: [null, null, 1],
     c: 'NaN " Infinity',
@@ -167,17 +186,21 @@ describe("field.md 2: the known models of kv-plan's page are published files", (
     ([, name = "", published = "", source = "", how = ""]) => ({ name, published, source, how }),
   );
   const folder = join(root, "packages/kv-plan/models");
-  const read = (name: string) => parsePythonJson(readFileSync(join(folder, `${name}.json`), "utf8"));
+  const read = (name: string) =>
+    parsePythonJson(readFileSync(join(folder, `${name}.json`), "utf8"));
 
   test("each has a row, which names the commit of the copy", () => {
     expect(rows.map(({ name }) => `${name}.json`).sort()).toEqual(readdirSync(folder).sort());
     for (const { name, source } of rows) expect(source, name).toMatch(/\/blob\/[0-9a-f]{40}\//);
   });
 
-  test.each(rows.filter(({ how }) => !how.startsWith("excerpt")))("$name", ({ name, published }) => {
-    const file = `${published.replace("/", "--")}.json`;
-    expect(read(name)).toMatchObject(withoutEmpty(configOf(file)));
-  });
+  test.each(rows.filter(({ how }) => !how.startsWith("excerpt")))(
+    "$name",
+    ({ name, published }) => {
+      const file = `${published.replace("/", "--")}.json`;
+      expect(read(name)).toMatchObject(withoutEmpty(configOf(file)));
+    },
+  );
 
   test("vLLM serves an excerpt as it serves the whole file, as far as one is here", () => {
     const caches = (config: unknown) => {
@@ -203,12 +226,24 @@ test("the table of families in docs/kv-plan.md is that of the code", async () =>
   const [begin, end] = ["<!-- families -->\n", "<!-- /families -->"];
   const [from, to] = [page.indexOf(begin) + begin.length, page.indexOf(end)];
   expect(from).toBeLessThanOrEqual(to);
-  await expect(`${page.slice(0, from)}\n${familyTable()}\n${page.slice(to)}`).toMatchFileSnapshot(path);
+  await expect(`${page.slice(0, from)}\n${familyTable()}\n${page.slice(to)}`).toMatchFileSnapshot(
+    path,
+  );
 });
 
-const NO_FLAGS = { pp: [], blockSize: [], kernelBlockSize: [], layout: [], backend: [], numBlocks: [] };
+const NO_FLAGS = {
+  pp: [],
+  blockSize: [],
+  kernelBlockSize: [],
+  layout: [],
+  backend: [],
+  numBlocks: [],
+};
 
-/** GLM-5.3 as the thread of vllm#55434 serves it: GLM-5.2's layers, and one of multi-token prediction with an indexer of its own. */
+/**
+ * GLM-5.3 as the thread of vllm#55434 serves it: GLM-5.2's layers, and one of multi-token
+ * prediction with an indexer of its own.
+ */
 function withDraftLayer(config: Readonly<Record<string, unknown>>): object {
   const longer = (field: string, last: string) => [...(config[field] as string[]), last];
   return {
@@ -231,7 +266,10 @@ describe("vllm#55434: 112,000 descriptors for one request", () => {
     expect(pair.decode[0]?.regions).toHaveLength(101);
     const found = postingOf(pair, 64 * blocks);
     expect(found).toMatchObject({ descriptors: 112_009, merged: 101 });
-    expect(found.mergedByPool).toEqual({ consecutive: 101, fragmented: 101 * Math.ceil(blocks / 4) });
+    expect(found.mergedByPool).toEqual({
+      consecutive: 101,
+      fragmented: 101 * Math.ceil(blocks / 4),
+    });
     expect(found.estimates.map(({ scatteredMs }) => Math.round(scatteredMs))).toEqual([157, 269]);
   });
 
@@ -239,7 +277,8 @@ describe("vllm#55434: 112,000 descriptors for one request", () => {
     const [first] = postingOf(pairWith({}), 64 * blocks).fewer;
     expect(first).toEqual({ change: "--layout BLHNC", descriptors: blocks, merged: 1 });
     expect(postingOf(pairWith({ layout: ["BLHNC"] }), 64 * blocks)).toMatchObject({
-      ...{ descriptors: blocks, merged: 1 },
+      descriptors: blocks,
+      merged: 1,
       mergedByPool: { fragmented: Math.ceil(blocks / 4) },
     });
   });
@@ -250,7 +289,8 @@ test("nixl#1514: the costs of posting are those that were measured", () => {
   expect(18_880 * libfabric.microsecondsEach).toBeCloseTo(46_000, -3.4);
   const page = readFileSync(join(root, "docs/bench/growth.md"), "utf8");
   const [, costs = ""] =
-    /^\| one READ of scattered descriptors \|[^|]*\| ([\d., ]+) us per descriptor/m.exec(page) ?? [];
+    /^\| one READ of scattered descriptors \|[^|]*\| ([\d., ]+) us per descriptor/m.exec(page) ??
+    [];
   const largest = Number(costs.split(", ").at(-1));
   expect(ucx.microsecondsEach / largest).toBeGreaterThan(0.5);
   expect(ucx.microsecondsEach / largest).toBeLessThan(2);
@@ -273,8 +313,13 @@ describe("field.md 2: a pair of each family is planned and proven, states and sh
     const model = modelOfConfig(name, config);
     const pair = pairOfModels([model, model], { ...NO_FLAGS, tp: [1], numBlocks: [1200] });
     const report = analysePair(pair, {
-      ...{ numTokens: 1000, computedBlocks: 0, pool: "consecutive", bandwidthGBps: 25 },
-      ...{ conversions: [], masksUncovered: false, form: undefined },
+      numTokens: 1000,
+      computedBlocks: 0,
+      pool: "consecutive",
+      bandwidthGBps: 25,
+      conversions: [],
+      masksUncovered: false,
+      form: undefined,
     });
     if (report.outcome !== "planned") return expect.fail(report.reason);
     expect(report.proof).toMatchObject({ proven: true });

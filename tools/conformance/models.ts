@@ -1,7 +1,11 @@
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
-import { type CacheSpec, pageBytes, unpaddedPageBytes } from "../../packages/kv-plan/src/model/cache-spec.js";
+import {
+  type CacheSpec,
+  pageBytes,
+  unpaddedPageBytes,
+} from "../../packages/kv-plan/src/model/cache-spec.js";
 import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
 import { placeCaches } from "../../packages/kv-plan/src/model/kv-cache-tensors.js";
 import { type ModelCaches, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
@@ -10,9 +14,13 @@ import type { ModelLine } from "./vector-file.js";
 
 const POOL_BYTES = 2 ** 46;
 
-/** Compares our caches with vLLM's. A config lies in the folder `configs` beside the file of the line, unless it is given. */
+/**
+ * Compares our caches with vLLM's. A config lies in the folder `configs` beside the file of the
+ * line, unless it is given.
+ */
 export function judgeModel(line: ModelLine, file: string, given?: unknown): Outcome {
-  const config = given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
+  const config =
+    given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
   let caches: ModelCaches;
   try {
     caches = modelCaches(line.config, config, {
@@ -22,11 +30,15 @@ export function judgeModel(line: ModelLine, file: string, given?: unknown): Outc
     });
   } catch (error) {
     if (!KvError.is(error))
-      return { kind: "failed", reason: error instanceof Error ? (error.stack ?? "") : String(error) };
+      return {
+        kind: "failed",
+        reason: error instanceof Error ? (error.stack ?? "") : String(error),
+      };
     if (error.code === "KV_PLAN_UNSUPPORTED") return { kind: "passed", refused: error.message };
     return { kind: "failed", reason: `refused as if the file were wrong: ${error.message}` };
   }
-  if (line.error !== undefined) return { kind: "failed", reason: `vLLM refuses (${line.error}), we plan` };
+  if (line.error !== undefined)
+    return { kind: "failed", reason: `vLLM refuses (${line.error}), we plan` };
   const difference = differenceOf(caches, line);
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
 }
@@ -54,7 +66,9 @@ function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined 
     groups: caches.groups.map((group) => ({
       members: group.layers.map(({ name }) => order.get(name)),
       block_size: group.blockSize,
-      page_sizes: [...new Set(group.layers.map(({ spec }) => pageBytes(spec)))].sort((a, b) => a - b),
+      page_sizes: [...new Set(group.layers.map(({ spec }) => pageBytes(spec)))].sort(
+        (a, b) => a - b,
+      ),
     })),
     num_blocks: numBlocks,
     tensors: placeCaches(caches, numBlocks).map((tensor) => [
@@ -73,9 +87,12 @@ function numberIn(name: string): number | undefined {
   return part === undefined ? undefined : Number(part);
 }
 
-/** A spec with vLLM's names of its fields, without those that say nothing of bytes, blocks or heads. */
+/**
+ * A spec with vLLM's names of its fields, without those that say nothing of bytes, blocks or heads.
+ */
 function described(spec: CacheSpec): Readonly<Record<string, unknown>> {
-  const padded = pageBytes(spec) === unpaddedPageBytes(spec) ? {} : { page_size_padded: pageBytes(spec) };
+  const padded =
+    pageBytes(spec) === unpaddedPageBytes(spec) ? {} : { page_size_padded: pageBytes(spec) };
   const common = {
     class: spec.class,
     block_size: spec.blockSize,
@@ -100,11 +117,21 @@ function described(spec: CacheSpec): Readonly<Record<string, unknown>> {
 
 const optional = (name: string, value: unknown) => (value === undefined ? {} : { [name]: value });
 
-/** Fields of vLLM's specs that say nothing of bytes, blocks or heads, or that follow from others. */
+/**
+ * Fields of vLLM's specs that say nothing of bytes, blocks or heads, or that follow from others.
+ */
 const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
-  ...["block_stride_alignment", "max_tp_shards", "kv_quant_mode", "cache_dtype_str", "topk_buffer_width"],
-  ...["cache_role", "is_index_group_leader", "model_version", "mamba_cache_mode"],
-  ...["num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"],
+  "block_stride_alignment",
+  "max_tp_shards",
+  "kv_quant_mode",
+  "cache_dtype_str",
+  "topk_buffer_width",
+  "cache_role",
+  "is_index_group_leader",
+  "model_version",
+  "mamba_cache_mode",
+  "num_prefill_checkpoint_blocks",
+  "prefill_checkpoint_alignment",
 ]);
 
 /** vLLM's line, counted out, with the same fields as ours. */
@@ -126,7 +153,10 @@ function expanded(line: ModelLine, facts: object): unknown {
   return {
     facts: Object.fromEntries(Object.keys(facts).map((name) => [name, line[name]])),
     layers: rows.flatMap(([count, spec, , first]) =>
-      Array.from({ length: count }, (_, index) => ({ layer: (first ?? 0) + index, ...plain[spec] })),
+      Array.from({ length: count }, (_, index) => ({
+        layer: (first ?? 0) + index,
+        ...plain[spec],
+      })),
     ),
     groups: groups.map(({ members, block_size, page_sizes }) => ({
       members: members.flatMap(([first, count, step]) =>

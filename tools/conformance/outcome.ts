@@ -8,7 +8,10 @@ export interface VectorCase {
   readonly error?: { readonly type: string; readonly msg: string };
 }
 
-/** Runs our functions on the input of a vLLM function. Returns the result to compare; may compare parts itself and throw a `Difference`. */
+/**
+ * Runs our functions on the input of a vLLM function. Returns the result to compare; may compare
+ * parts itself and throw a `Difference`.
+ */
 export type Replay = (input: VectorCase["in"], expected: unknown) => unknown;
 
 export type Outcome =
@@ -35,17 +38,24 @@ export function judge(family: string, replay: Replay, vector: VectorCase): Outco
       return one.family === family && one.refusal.test(msg) && one.matches(vector.in);
     });
     if (rule !== undefined) return { kind: "beyond", rule: rule.name };
-    return { kind: "failed", reason: `vLLM refuses (${vector.error.type}: ${vector.error.msg}), we work` };
+    return {
+      kind: "failed",
+      reason: `vLLM refuses (${vector.error.type}: ${vector.error.msg}), we work`,
+    };
   }
   const difference = firstDifference(ours, vector.out, "out");
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
 }
 
-/** The first difference of two JSON values; undefined when they are equal. Typed arrays count as arrays. */
+/**
+ * The first difference of two JSON values; undefined when they are equal. Typed arrays count as
+ * arrays.
+ */
 export function firstDifference(ours: unknown, theirs: unknown, path: string): string | undefined {
   if (ArrayBuffer.isView(ours)) return firstDifference([...(ours as Int32Array)], theirs, path);
   if (Array.isArray(ours) && Array.isArray(theirs)) {
-    if (ours.length !== theirs.length) return `${path}: ${ours.length} elements, vLLM has ${theirs.length}`;
+    if (ours.length !== theirs.length)
+      return `${path}: ${ours.length} elements, vLLM has ${theirs.length}`;
     for (const [index, value] of ours.entries()) {
       const found = firstDifference(value, theirs[index], `${path}[${index}]`);
       if (found !== undefined) return found;

@@ -12,7 +12,9 @@ export function readRecords(path: string): Recorded[] {
     .map((line) => JSON.parse(line) as Recorded);
 }
 
-/** The files of a folder whose names end with `ending`, sorted; none when the folder does not exist. */
+/**
+ * The files of a folder whose names end with `ending`, sorted; none when the folder does not exist.
+ */
 export function filesEnding(folder: string, ending: string): string[] {
   if (!existsSync(folder)) return [];
   return readdirSync(folder)
@@ -22,7 +24,8 @@ export function filesEnding(folder: string, ending: string): string[] {
 }
 
 export function record(value: unknown, what: string): Recorded {
-  if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as Recorded;
+  if (typeof value === "object" && value !== null && !Array.isArray(value))
+    return value as Recorded;
   throw new Difference(`${what} is ${JSON.stringify(value)}, expected a map`);
 }
 

@@ -28,7 +28,10 @@ export interface NumberedCase {
   readonly config?: unknown;
 }
 
-/** Reads the cases of a `.jsonl` or `.jsonl.gz` file that match all selections. The line `{"meta": …}` is not a case. */
+/**
+ * Reads the cases of a `.jsonl` or `.jsonl.gz` file that match all selections. The line
+ * `{"meta": …}` is not a case.
+ */
 export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
   const bytes = readFileSync(path);
   const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");
@@ -65,7 +68,8 @@ function isModelLine(line: Readonly<Record<string, unknown>>): line is ModelLine
 
 function isText(field: unknown, value: string): boolean {
   return (
-    field !== undefined && JSON.stringify(field) === value.replaceAll(/(?<=[[,{:])\s+|\s+(?=[\],}])/g, "")
+    field !== undefined &&
+    JSON.stringify(field) === value.replaceAll(/(?<=[[,{:])\s+|\s+(?=[\],}])/g, "")
   );
 }
 

@@ -11,7 +11,8 @@ function refusal(act: () => unknown): { code: string; message: string; details: 
   try {
     act();
   } catch (error) {
-    if (KvError.is(error)) return { code: error.code, message: error.message, details: error.details };
+    if (KvError.is(error))
+      return { code: error.code, message: error.message, details: error.details };
   }
   return expect.fail("nothing was refused");
 }
@@ -56,12 +57,13 @@ describe("mapBlockIdsForBlockSizeRatio", () => {
 
   test("returns no local lists when there is no local block", () => {
     for (const none of [[], [[], []]]) {
-      expect(mapBlockIdsForBlockSizeRatio(["full", "full"], none, [[1], [2]], 2).localBlockIds).toEqual([]);
+      expect(
+        mapBlockIdsForBlockSizeRatio(["full", "full"], none, [[1], [2]], 2).localBlockIds,
+      ).toEqual([]);
     }
-    expect(mapBlockIdsForBlockSizeRatio(["full", "full"], [[], [1]], [[1], [2]], 2).localBlockIds).toEqual([
-      [],
-      [2],
-    ]);
+    expect(
+      mapBlockIdsForBlockSizeRatio(["full", "full"], [[], [1]], [[1], [2]], 2).localBlockIds,
+    ).toEqual([[], [2]]);
   });
 
   test("refuses another number of groups on either side", () => {
@@ -101,18 +103,24 @@ describe("applyPrefixCaching", () => {
     const act = () => apply({ decodeBlockIds: [[1, 2]], prefillBlockIds: [[5]] });
     expect(refusal(act)).toEqual({
       code: "KV_BLOCKS_MISMATCH",
-      message: "group 0 (full): decode wants 2 blocks and prefill holds 1; they may differ by 0 at most",
+      message:
+        "group 0 (full): decode wants 2 blocks and prefill holds 1; they may differ by 0 at most",
       details: { group: 0, kind: "full", wanted: 2, held: 1, allowance: 0 },
     });
   });
 
   const hybrid = { groups: ["full", "mamba"], prefillPhysicalPerLogical: 2 } as const;
   /** `count` ascending numbers, starting with `from`. */
-  const run = (count: number, from = 0) => Array.from({ length: count }, (_, index) => from + index);
+  const run = (count: number, from = 0) =>
+    Array.from({ length: count }, (_, index) => from + index);
 
   test("mamba group: decode may have one block more than prefill, not two", () => {
     const states = (wanted: number, held: number) =>
-      apply({ ...hybrid, decodeBlockIds: [[], run(wanted, 10)], prefillBlockIds: [[], run(held, 20)] });
+      apply({
+        ...hybrid,
+        decodeBlockIds: [[], run(wanted, 10)],
+        prefillBlockIds: [[], run(held, 20)],
+      });
     expect(states(2, 1)).toEqual({ decodeBlockIds: [[], [10]], prefillBlockIds: [[], [20]] });
     expect(states(1, 3)).toEqual({ decodeBlockIds: [[], [10]], prefillBlockIds: [[], [22]] });
     expect(states(1, 1)).toEqual({ decodeBlockIds: [[], [10]], prefillBlockIds: [[], [20]] });
@@ -122,14 +130,16 @@ describe("applyPrefixCaching", () => {
   });
 
   test.each([
-    // With different numbers of kernel blocks per logical block the lists start together. Either may be longer by the rounding of both.
+    // With different numbers of kernel blocks per logical block the lists start together. Either
+    // may be longer by the rounding of both.
     [3, 5, 4, 4, "begin"],
     [3, 4, 5, 4, "begin"],
     [3, 9, 4, 4, "begin"],
     [3, 4, 9, 4, "begin"],
     [3, 10, 4, 4, "refused"],
     [3, 4, 10, 4, "refused"],
-    // With equal numbers decode's list is the end of prefill's list, or is itself longer by the rounding.
+    // With equal numbers decode's list is the end of prefill's list, or is itself longer by the
+    // rounding.
     [2, 4, 20, 4, "end"],
     [2, 4, 4, 4, "begin"],
     [2, 8, 4, 4, "begin"],

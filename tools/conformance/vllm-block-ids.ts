@@ -1,8 +1,9 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
 /**
- * Expands logical block ids into kernel block ids. Each logical block holds `physicalPerLogical` consecutive kernel blocks. State-space blocks
- * are never divided. (vLLM 0.33, `_logical_to_kernel_block_ids`.)
+ * Expands logical block ids into kernel block ids. Each logical block holds `physicalPerLogical`
+ * consecutive kernel blocks. State-space blocks are never divided. (vLLM 0.33,
+ * `_logical_to_kernel_block_ids`.)
  */
 export function logicalToKernelBlockIds(
   groups: readonly KvCacheKind[],
@@ -24,8 +25,9 @@ function expandBlocks(ids: readonly number[], factor: number): readonly number[]
 }
 
 /**
- * Splits local blocks into parts of the remote's size, paired from the front. Parts beyond the remote's list (the tail of the last local
- * block) are cut. Without any local block, returns no local lists. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
+ * Splits local blocks into parts of the remote's size, paired from the front. Parts beyond the
+ * remote's list (the tail of the last local block) are cut. Without any local block, returns no
+ * local lists. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
  */
 export function mapBlockIdsForBlockSizeRatio(
   groups: readonly KvCacheKind[],
@@ -37,7 +39,9 @@ export function mapBlockIdsForBlockSizeRatio(
   if (localBlockIds.length > 0) requireGroups(groups, localBlockIds);
   const mapped = remoteBlockIds.map((remote, group) => {
     const local = localBlockIds[group] ?? [];
-    return groups[group] === "mamba" ? local : expandBlocks(local, blockSizeRatio).slice(0, remote.length);
+    return groups[group] === "mamba"
+      ? local
+      : expandBlocks(local, blockSizeRatio).slice(0, remote.length);
   });
   return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
 }
@@ -53,9 +57,10 @@ export interface PrefixCachingOptions {
 }
 
 /**
- * Cuts the lists to the blocks that the decode side lacks, which are the end of the sequence. A group without decode blocks is
- * unchanged, and nothing of it is transferred. Errors: `KV_BLOCKS_MISMATCH`.
- * (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that also have state-space groups.)
+ * Cuts the lists to the blocks that the decode side lacks, which are the end of the sequence. A
+ * group without decode blocks is unchanged, and nothing of it is transferred. Errors:
+ * `KV_BLOCKS_MISMATCH`. (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that
+ * also have state-space groups.)
  */
 export function applyPrefixCaching(options: PrefixCachingOptions): {
   decodeBlockIds: BlockIds;
@@ -80,13 +85,15 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
       prefill.push(held.slice(-wanted.length));
       continue;
     }
-    // Allocation rounds up to logical blocks, and a hybrid's decode side recomputes the last position.
+    // Allocation rounds up to logical blocks, and a hybrid's decode side recomputes the last
+    // position.
     const allowance = !hybrid
       ? 0
       : kind === "mamba"
         ? 1
         : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
-    if (Math.abs(excess) > allowance) throw mismatch(group, kind, wanted.length, held.length, allowance);
+    if (Math.abs(excess) > allowance)
+      throw mismatch(group, kind, wanted.length, held.length, allowance);
     const common = Math.min(wanted.length, held.length);
     decode.push(wanted.slice(0, common));
     prefill.push(held.slice(0, common));

@@ -8,7 +8,11 @@ import { computeDescriptorIds, type DescriptorIdOptions } from "./vllm-descripto
 
 /** Three regions of ten blocks. */
 const options = (change: Partial<DescriptorIdOptions>): DescriptorIdOptions => ({
-  ...{ groups: ["full"], blockIds: [[4, 2]], numRegions: 3, numBlocks: 10, regionGroupIds: [0, 0, 0] },
+  groups: ["full"],
+  blockIds: [[4, 2]],
+  numRegions: 3,
+  numBlocks: 10,
+  regionGroupIds: [0, 0, 0],
   ...change,
 });
 const ids = (change: Partial<DescriptorIdOptions>) => [...computeDescriptorIds(options(change))];
@@ -16,7 +20,8 @@ function refusal(change: Partial<DescriptorIdOptions>): { message: string; detai
   try {
     computeDescriptorIds(options(change));
   } catch (error) {
-    if (KvError.is(error, "KV_PLAN_INVALID")) return { message: error.message, details: error.details };
+    if (KvError.is(error, "KV_PLAN_INVALID"))
+      return { message: error.message, details: error.details };
   }
   return expect.fail("nothing was refused");
 }
@@ -35,16 +40,18 @@ describe("attention", () => {
     expect(ids(groups)).toEqual([1, 2, 3, 11, 12, 13, 21, 22, 23]);
     expect(ids({ ...groups, regionGroupIds: [0, 1, -1] })).toEqual([1, 21, 12, 13, 22, 23]);
     // The caller's setting overrides the groups of the regions.
-    expect(ids({ ...groups, regionGroupIds: [0, 1, 1], usesRegionGroupMapping: false })).toHaveLength(9);
+    expect(
+      ids({ ...groups, regionGroupIds: [0, 1, 1], usesRegionGroupMapping: false }),
+    ).toHaveLength(9);
     expect(ids({ ...groups, regionGroupIds: [-1, -1, -1], usesRegionGroupMapping: true })).toEqual([
       1, 11, 21, 2, 3, 12, 13, 22, 23,
     ]);
   });
 
   test("a single region needs no group; each of several regions needs one", () => {
-    expect(computeDescriptorIds({ groups: ["full"], blockIds: [[3]], numRegions: 1, numBlocks: 10 })).toEqual(
-      Int32Array.of(3),
-    );
+    expect(
+      computeDescriptorIds({ groups: ["full"], blockIds: [[3]], numRegions: 1, numBlocks: 10 }),
+    ).toEqual(Int32Array.of(3));
     const { regionGroupIds: _, ...nameless } = options({});
     expect(() => computeDescriptorIds(nameless)).toThrow(
       "0 regions with a group, but 3 regions with a block count",
@@ -73,7 +80,11 @@ test("refuses kernel blocks that do not fill logical ones, and a block beyond it
 });
 
 describe("by layer", () => {
-  const layers = { groups: ["full", "swa"], blockIds: [[1, 2], [3]], transferLayerGroupIds: [1, 0, 1, 0] };
+  const layers = {
+    groups: ["full", "swa"],
+    blockIds: [[1, 2], [3]],
+    transferLayerGroupIds: [1, 0, 1, 0],
+  };
 
   test("each layer has its own region with the blocks of its group", () => {
     expect(ids(layers)).toEqual([3, 11, 12, 23, 31, 32]);
@@ -92,13 +103,21 @@ describe("by layer", () => {
 });
 
 describe("hybrids", () => {
-  const hybrid = { groups: ["full", "mamba"], blockIds: [[4, 5], [1]], numRegions: 2, numBlocks: 12 };
+  const hybrid = {
+    groups: ["full", "mamba"],
+    blockIds: [[4, 5], [1]],
+    numRegions: 2,
+    numBlocks: 12,
+  };
   const counts = { regionNumBlocks: [12, 12] };
   const stateSpace = { convProjections: 3 };
 
   test("states follow all attention blocks: a logical block for each projection and for the recurrent state", () => {
     expect(ids({ ...hybrid, ...counts, stateSpace, physicalBlocksPerLogical: 3 })).toEqual([
-      ...[4, 5, 16, 17],
+      4,
+      5,
+      16,
+      17,
       // Two regions of four pieces, each of four logical blocks.
       ...[24, 28, 32, 36, 40, 44, 48, 52].map((begin) => begin + 1),
     ]);
@@ -110,13 +129,15 @@ describe("hybrids", () => {
   test("only state regions have state descriptors", () => {
     const some = { ...stateSpace, regions: [1] };
     expect(ids({ ...hybrid, ...counts, stateSpace: some })).toHaveLength(4 + 4);
-    expect(ids({ ...hybrid, ...counts, stateSpace: { ...stateSpace, regions: [] } })).toHaveLength(4 + 8);
+    expect(ids({ ...hybrid, ...counts, stateSpace: { ...stateSpace, regions: [] } })).toHaveLength(
+      4 + 8,
+    );
   });
 
   test("a block size ratio splits attention blocks, not states", () => {
-    expect(ids({ ...hybrid, ...counts, stateSpace, blockSizeRatio: 2, physicalBlocksPerLogical: 3 })).toEqual(
-      [...[4, 5, 28, 29], ...[0, 1, 2, 3, 4, 5, 6, 7].map((piece) => 48 + piece * 4 + 1)],
-    );
+    expect(
+      ids({ ...hybrid, ...counts, stateSpace, blockSizeRatio: 2, physicalBlocksPerLogical: 3 }),
+    ).toEqual([4, 5, 28, 29, ...[0, 1, 2, 3, 4, 5, 6, 7].map((piece) => 48 + piece * 4 + 1)]);
   });
 
   test("circular scratch blocks are only in scratch regions", () => {

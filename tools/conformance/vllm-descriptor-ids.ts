@@ -3,7 +3,10 @@ import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 /** Group id of a region that holds blocks of several groups. */
 const SHARED_REGION = -1;
 
-/** Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for the next. */
+/**
+ * Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for
+ * the next.
+ */
 type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
 interface StateSpace {
@@ -11,7 +14,9 @@ interface StateSpace {
   readonly regions?: readonly number[] | undefined;
 }
 
-/** How the descriptors of one side are ordered: all attention regions, then all state-space regions. */
+/**
+ * How the descriptors of one side are ordered: all attention regions, then all state-space regions.
+ */
 export interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
   /** Kernel blocks per group; state-space groups in logical blocks. */
@@ -22,7 +27,9 @@ export interface DescriptorIdOptions {
   readonly regionNumBlocks?: readonly number[] | undefined;
   /** Group of each region; -1 for a region that several groups share. */
   readonly regionGroupIds?: readonly number[] | undefined;
-  /** Whether each group has its own regions. Default: whether the regions name more than one group. */
+  /**
+   * Whether each group has its own regions. Default: whether the regions name more than one group.
+   */
   readonly usesRegionGroupMapping?: boolean | undefined;
   /** Parts into which each attention block is cut. Default 1. */
   readonly blockSizeRatio?: number | undefined;
@@ -30,16 +37,20 @@ export interface DescriptorIdOptions {
   readonly physicalBlocksPerLogical?: number | undefined;
   /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
   readonly transferLayerGroupIds?: readonly number[] | undefined;
-  /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
+  /**
+   * For models with state-space layers: convolution projections per layer, and the regions that
+   * hold state (all by default).
+   */
   readonly stateSpace?: StateSpace | undefined;
   /** For models with state-space layers: the regions that hold circular scratch. Default: none. */
   readonly scratchRegions?: readonly number[] | undefined;
 }
 
 /**
- * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a region by block when groups share all
- * regions, else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree, a group with blocks has no region, the kernel
- * blocks do not fill logical ones, or a block is beyond the region.
+ * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a
+ * region by block when groups share all regions, else group by group. Errors: `KV_PLAN_INVALID`
+ * when the counts of regions disagree, a group with blocks has no region, the kernel blocks do not
+ * fill logical ones, or a block is beyond the region.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
   requireWholeBlocks(options);
@@ -54,7 +65,8 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   const layers = options.transferLayerGroupIds ?? [];
   const numRegions =
     options.regionNumBlocks?.length ?? (layers.length > 0 ? layers.length : options.numRegions);
-  if (layers.length > 0) requireEqual("regions with a block count", numRegions, "layers", layers.length);
+  if (layers.length > 0)
+    requireEqual("regions with a block count", numRegions, "layers", layers.length);
   const offsets = startsOf(options, numRegions);
   if (layers.length > 0) {
     return layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const);
@@ -63,8 +75,14 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
     return hybridIds(options, startsOf(options, numRegions + 1)[numRegions] as number);
 
   const regionGroups = options.regionGroupIds ?? (numRegions === 1 ? [0] : []);
-  requireEqual("regions with a group", regionGroups.length, "regions with a block count", numRegions);
-  const mapped = options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
+  requireEqual(
+    "regions with a group",
+    regionGroups.length,
+    "regions with a block count",
+    numRegions,
+  );
+  const mapped =
+    options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
   if (!mapped) return [[joined(options.blockIds), offsets]];
   return options.blockIds.map((ids, group) => {
     const own = offsets.filter((_, region) => {
@@ -81,7 +99,10 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   });
 }
 
-function requireWholeBlocks({ numBlocks, physicalBlocksPerLogical = 1 }: DescriptorIdOptions): void {
+function requireWholeBlocks({
+  numBlocks,
+  physicalBlocksPerLogical = 1,
+}: DescriptorIdOptions): void {
   if (numBlocks % physicalBlocksPerLogical === 0) return;
   throw new KvError(
     "KV_PLAN_INVALID",
@@ -117,7 +138,10 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
   const logicalBlocks = options.numBlocks / (options.physicalBlocksPerLogical ?? 1);
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
-  const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
+  const state = Array.from(
+    { length: stateRegions },
+    (_, region) => firstState + region * logicalBlocks,
+  );
   const scratch = (options.scratchRegions ?? []).map((region) => region * numBlocks);
   const startsOfKind = new Map([
     ["mamba", state],

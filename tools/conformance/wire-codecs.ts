@@ -14,10 +14,14 @@ import {
 import { Difference } from "./outcome.js";
 import { hex, type Recorded, record, same } from "./recordings.js";
 
-/** Checks that the three frames of a handshake decode to vLLM's values and encode to the same bytes. `path` is that of the `.json`. */
+/**
+ * Checks that the three frames of a handshake decode to vLLM's values and encode to the same bytes.
+ * `path` is that of the `.json`.
+ */
 export function checkHandshake(path: string): void {
   const meant = JSON.parse(readFileSync(path, "utf8")) as Recorded;
-  const frame = (kind: string) => new Uint8Array(readFileSync(path.replace(/json$/, `${kind}.bin`)));
+  const frame = (kind: string) =>
+    new Uint8Array(readFileSync(path.replace(/json$/, `${kind}.bin`)));
   const [asked, payload, clock] = [frame("req"), frame("rep0"), frame("rep1")];
 
   const request = decodeHandshakeRequest([asked]);
@@ -26,8 +30,15 @@ export function checkHandshake(path: string): void {
 
   const reply = decodeHandshakeReply([payload, clock]);
   same("clock", reply.clockSeconds, meant["server_perf_counter"]);
-  same("hash", reply.payload.compatibilityHash, record(meant["payload"], "payload")["compatibility_hash"]);
-  const encoded = encodeHandshakeReply(encodeHandshakePayload(reply.payload), reply.clockSeconds ?? 0);
+  same(
+    "hash",
+    reply.payload.compatibilityHash,
+    record(meant["payload"], "payload")["compatibility_hash"],
+  );
+  const encoded = encodeHandshakeReply(
+    encodeHandshakePayload(reply.payload),
+    reply.clockSeconds ?? 0,
+  );
   same("reply, encoded", encoded.map(hex), [hex(payload), hex(clock)]);
 
   const metadata = decodeAgentMetadata(reply.payload.agentMetadataBytes);
@@ -45,7 +56,11 @@ export function checkHandshake(path: string): void {
     region_names: metadata.regionNames,
   };
   same("metadata", ours, Object.fromEntries(Object.keys(ours).map((key) => [key, told[key]])));
-  same("metadata, encoded", hex(encodeAgentMetadata(metadata)), hex(reply.payload.agentMetadataBytes));
+  same(
+    "metadata, encoded",
+    hex(encodeAgentMetadata(metadata)),
+    hex(reply.payload.agentMetadataBytes),
+  );
 }
 
 /** Checks that a notification decodes to vLLM's values and encodes to the same bytes. */
@@ -54,13 +69,19 @@ export function checkNotification(line: Recorded): void {
   const notification = decodeNotification(bytes);
   const meant = record(line["decoded"], "decoded");
   if (notification.kind === "done") {
-    same("done", [notification.requestId, notification.readers], [meant["request_id"], meant["count"]]);
+    same(
+      "done",
+      [notification.requestId, notification.readers],
+      [meant["request_id"], meant["count"]],
+    );
   } else if (notification.kind === "heartbeat") {
     same("heartbeat", notification.requestIds, meant["req_ids"]);
   } else if (notification.kind === "push-registration") {
     same("push registration", notification.registration, meant["msgpack"]);
   } else {
-    throw new Difference(`a notification of vLLM was decoded as one of our own kinds: ${notification.kind}`);
+    throw new Difference(
+      `a notification of vLLM was decoded as one of our own kinds: ${notification.kind}`,
+    );
   }
   same(
     "kind",

@@ -33,7 +33,10 @@ interface Worker {
   readonly mappings: unknown[];
 }
 
-/** A rank of another engine, as a worker loaded it in a handshake. A worker may meet several engines, and one engine several times. */
+/**
+ * A rank of another engine, as a worker loaded it in a handshake. A worker may meet several
+ * engines, and one engine several times.
+ */
 interface LoadedRank {
   readonly engineId: string;
   /** On the recording's clock, in seconds. */
@@ -41,11 +44,18 @@ interface LoadedRank {
   readonly geometry: RankGeometry;
 }
 
-/** `kv_caches`: the workers' own regions. `agents`: the metadata that they loaded, and the TP mappings that they computed from it. */
-export function recordedRun(kvCaches: readonly Recorded[], agents: readonly Recorded[]): RecordedRun {
+/**
+ * `kv_caches`: the workers' own regions. `agents`: the metadata that they loaded, and the TP
+ * mappings that they computed from it.
+ */
+export function recordedRun(
+  kvCaches: readonly Recorded[],
+  agents: readonly Recorded[],
+): RecordedRun {
   const workers = new Map<number, Worker>();
   for (const line of kvCaches) workers.set(Number(line["pid"]), workerOf(line));
-  // Heads times TP is too large for a rank that holds a replica. The smallest product over all ranks is the model's number of KV heads.
+  // Heads times TP is too large for a rank that holds a replica. The smallest product over all
+  // ranks is the model's number of KV heads.
   const total = Math.min(...[...workers.values()].map(({ numKvHeads }) => numKvHeads));
   for (const worker of workers.values()) worker.numKvHeads = total;
   for (const line of agents) {
@@ -86,7 +96,9 @@ function workerOf(line: Recorded): Worker {
   };
   // The cache's second dimension is this rank's heads.
   const isMla = read.boolean("use_mla");
-  const heads = isMla ? 1 : (shapes.find((shape) => shape.present("shape"))?.numbers("shape")[1] ?? 1);
+  const heads = isMla
+    ? 1
+    : (shapes.find((shape) => shape.present("shape"))?.numbers("shape")[1] ?? 1);
   const attention: KvCacheKind = isMla ? "mla" : "full";
   const numGroups = Math.max(0, ...read.numbers("region_group_ids")) + 1;
   const kinds = read.boolean("_has_mamba")
@@ -133,7 +145,11 @@ function remoteOf(meta: Recorded, args: unknown): RankGeometry {
 /** The regions that a line names, with its counts of blocks, groups and types of memory. */
 function regionsOf(
   read: ReturnType<typeof fields>,
-  { addresses, lengths, strides }: Readonly<Record<"addresses" | "lengths" | "strides", readonly number[]>>,
+  {
+    addresses,
+    lengths,
+    strides,
+  }: Readonly<Record<"addresses" | "lengths" | "strides", readonly number[]>>,
 ): RankGeometry["regions"] {
   const [counts, groups] = [read.numbers("region_num_blocks"), read.numbers("region_group_ids")];
   const [names, memory] = [read.strings("region_names"), read.strings("region_mem_types")];
@@ -199,11 +215,15 @@ export interface ExchangedBlocks {
 function doneOf(transfer: Recorded): { readonly requestId: string; readonly readers: number } {
   const notification = String(transfer["notif"]);
   const done = decodeDone(new TextEncoder().encode(notification));
-  if (done === undefined) throw new Difference(`the notification ${notification} has no known form`);
+  if (done === undefined)
+    throw new Difference(`the notification ${notification} has no known form`);
   return done;
 }
 
-/** The block ids of the request that a transfer names, from the other recordings of the run; undefined when they do not contain them. */
+/**
+ * The block ids of the request that a transfer names, from the other recordings of the run;
+ * undefined when they do not contain them.
+ */
 export function exchangedBlocks(
   transfer: Recorded,
   beside: {
@@ -230,7 +250,9 @@ export function exchangedBlocks(
           localBlockIds: wanted.blockIds("local_block_ids"),
           remoteBlockIds: read.blockIds("block_ids"),
           ...(numTokens === undefined ? {} : { numTokens }),
-          ...(computed === undefined || computed.length === 0 ? {} : { localComputedBlocks: computed }),
+          ...(computed === undefined || computed.length === 0
+            ? {}
+            : { localComputedBlocks: computed }),
         };
       }
     }
@@ -238,7 +260,9 @@ export function exchangedBlocks(
   }
   const base = (id: unknown) => String(id).replace(/-[0-9a-f]{8}$/i, "");
   const finished = steps
-    .flatMap((step) => Object.entries(record(step["push_finished_blocks"] ?? {}, "push_finished_blocks")))
+    .flatMap((step) =>
+      Object.entries(record(step["push_finished_blocks"] ?? {}, "push_finished_blocks")),
+    )
     .find(([id]) => base(id) === base(requestId));
   const registration = beside.notifications
     .filter((line) => line["pid"] === transfer["pid"])
@@ -254,19 +278,34 @@ export function exchangedBlocks(
 }
 
 /**
- * Plans a recorded transfer again from both sides' metadata and the block ids that they exchanged. The pairs of descriptor indices must equal
- * those that vLLM posted. Our order merges better than vLLM's, so the order of the pairs is not compared. `nth` is the number of transfers that the
+ * Plans a recorded transfer again from both sides' metadata and the block ids that they exchanged.
+ * The pairs of descriptor indices must equal those that vLLM posted. Our order merges better than
+ * vLLM's, so the order of the pairs is not compared. `nth` is the number of transfers that the
  * worker had posted for the request before: one for each remote rank.
  */
-export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: Recorded, nth: number): void {
-  const remotes = remotesOf(worker, exchanged.remoteEngineId, Number(line["t"] ?? Number.POSITIVE_INFINITY));
+export function checkTransfer(
+  worker: Worker,
+  exchanged: ExchangedBlocks,
+  line: Recorded,
+  nth: number,
+): void {
+  const remotes = remotesOf(
+    worker,
+    exchanged.remoteEngineId,
+    Number(line["t"] ?? Number.POSITIVE_INFINITY),
+  );
   const { ours, awaited } =
-    line["op"] === "WRITE" ? written(worker, remotes, exchanged, nth) : read(worker, remotes, exchanged, nth);
+    line["op"] === "WRITE"
+      ? written(worker, remotes, exchanged, nth)
+      : read(worker, remotes, exchanged, nth);
   same("pairs", ours, pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx")));
   same("notifications awaited", awaited, doneOf(line).readers);
 }
 
-/** The ranks of one engine as the worker knew them when it posted a transfer: for each rank the metadata that it had loaded last. */
+/**
+ * The ranks of one engine as the worker knew them when it posted a transfer: for each rank the
+ * metadata that it had loaded last.
+ */
 function remotesOf(worker: Worker, engineId: string | undefined, postedAt: number): RankGeometry[] {
   const engines = new Set(worker.remotes.map((rank) => rank.engineId));
   const [only] = engines;
@@ -290,7 +329,11 @@ interface Replayed {
   readonly awaited: number;
 }
 
-function planOf(worker: Worker, local: RankGeometry, remotes: readonly RankGeometry[]): EngineTransferPlan {
+function planOf(
+  worker: Worker,
+  local: RankGeometry,
+  remotes: readonly RankGeometry[],
+): EngineTransferPlan {
   return buildEngineTransferPlan({
     local,
     remotes,
@@ -348,7 +391,10 @@ function transfer<Read>(reads: readonly Read[], nth: number): Read {
   throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${reads.length}`);
 }
 
-/** Both sides' indices in vLLM's order, with the parts of a block one after another. Our tables have a row per part when blocks are padded. */
+/**
+ * Both sides' indices in vLLM's order, with the parts of a block one after another. Our tables have
+ * a row per part when blocks are padded.
+ */
 function inTheirIndices(
   plan: EngineTransferPlan,
   { sourceIndex, localIds, remoteIds }: RequestRead,

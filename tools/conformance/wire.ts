@@ -16,7 +16,10 @@ import {
 
 export type Count = (where: string, outcome: Outcome) => void;
 
-/** Replays a folder of recorded traffic: see README, "Conformance". Missing kinds of files are skipped. */
+/**
+ * Replays a folder of recorded traffic: see README, "Conformance". Missing kinds of files are
+ * skipped.
+ */
 export function replayWire(folder: string, count: Count): void {
   const attempt = (where: string, check: () => void) => {
     try {
@@ -24,7 +27,11 @@ export function replayWire(folder: string, count: Count): void {
       count(where, { kind: "passed" });
     } catch (error) {
       const reason =
-        error instanceof Difference ? error.message : error instanceof Error ? error.stack : String(error);
+        error instanceof Difference
+          ? error.message
+          : error instanceof Error
+            ? error.stack
+            : String(error);
       count(where, { kind: "failed", reason: reason ?? "" });
     }
   };
@@ -39,7 +46,9 @@ export function replayWire(folder: string, count: Count): void {
     return;
   }
   for (const frames of [folder, join(folder, "handshake")]) {
-    const recorded = filesEnding(frames, ".req.bin").map((path) => path.replace(/req\.bin$/, "json"));
+    const recorded = filesEnding(frames, ".req.bin").map((path) =>
+      path.replace(/req\.bin$/, "json"),
+    );
     for (const path of recorded) attempt(path, () => checkHandshake(path));
   }
   for (const path of filesEnding(folder, ".notifs.jsonl")) lines(path, checkNotification);
@@ -87,7 +96,10 @@ function replayTransfers(path: string, attempt: (where: string, check: () => voi
   }
 }
 
-/** The block ids of the worker's last two `_compute_desc_ids` calls, for a recording without step metadata. */
+/**
+ * The block ids of the worker's last two `_compute_desc_ids` calls, for a recording without step
+ * metadata.
+ */
 function askedBlocks([remote, local]: readonly Recorded[]): ExchangedBlocks {
   const blockIds = (call: Recorded | undefined) =>
     fields(record(call?.["compute_desc_ids"], "compute_desc_ids")).blockIds("block_ids");

@@ -18,7 +18,8 @@ import { root } from "../release/packages.js";
 import { CONTAINER_NODE } from "../release/registry.js";
 import { run } from "../release/tree.js";
 
-// The steps of each container file, in a folder in place of an image: no container engine is needed.
+// The steps of each container file, in a folder in place of an image: no container engine is
+// needed.
 const PROGRAMS = [
   { name: "kv-proxy", package: "@kv/proxy", settings: "proxy" },
   { name: "kv-epp", package: "@kv/epp", settings: "envoy" },
@@ -55,7 +56,9 @@ async function firstLine(child: ChildProcess): Promise<string> {
     throw new Error(log);
   });
   ended.catch(() => {});
-  return String((await Promise.race([once(child.stdout as NodeJS.ReadableStream, "data"), ended]))[0]);
+  return String(
+    (await Promise.race([once(child.stdout as NodeJS.ReadableStream, "data"), ended]))[0],
+  );
 }
 
 describe.each(PROGRAMS)("deploy/containers/$name", ({ name, package: packageName, settings }) => {
@@ -73,7 +76,13 @@ describe.each(PROGRAMS)("deploy/containers/$name", ({ name, package: packageName
       instructions.findLastIndex(({ instruction }) => instruction === "FROM") + 1,
     );
     expect(inResult.map(({ instruction }) => instruction)).toEqual([
-      ...["WORKDIR", "COPY", "USER", "ENV", "EXPOSE", "ENTRYPOINT", "CMD"],
+      "WORKDIR",
+      "COPY",
+      "USER",
+      "ENV",
+      "EXPOSE",
+      "ENTRYPOINT",
+      "CMD",
     ]);
     expect(restOf("USER")).toEqual(["1000:1000"]);
   });
@@ -87,14 +96,17 @@ describe.each(PROGRAMS)("deploy/containers/$name", ({ name, package: packageName
       copyFileSync(tarball, join(app, basename(tarball)));
     }
     const [install = ""] = restOf("RUN");
-    const npm = { npm_config_prefer_offline: "true", npm_config_audit: "false", npm_config_fund: "false" };
+    const npm = {
+      npm_config_prefer_offline: "true",
+      npm_config_audit: "false",
+      npm_config_fund: "false",
+    };
     await run("sh", ["-c", install], { cwd: app, env: { ...process.env, ...npm } });
     expect(existsSync(join(app, "node_modules/@kubernetes/client-node"))).toBe(true);
 
-    const given = JSON.parse(readFileSync(join(root, `deploy/${settings}/config.json`), "utf8")) as Record<
-      string,
-      object
-    >;
+    const given = JSON.parse(
+      readFileSync(join(root, `deploy/${settings}/config.json`), "utf8"),
+    ) as Record<string, object>;
     const local = { host: "127.0.0.1", port: 0 };
     const config = {
       ...given,

@@ -1,4 +1,5 @@
-// Checks objects of custom resources against the schemas in their CustomResourceDefinitions, which are files of Go modules. Rules in CEL are not run.
+// Checks objects of custom resources against the schemas in their CustomResourceDefinitions, which
+// are files of Go modules. Rules in CEL are not run.
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import Ajv from "ajv";
@@ -12,12 +13,18 @@ const SOURCES = [
   ["github.com/envoyproxy/gateway@v1.8.1", "charts/gateway-helm/charts/crds/crds/generated"],
 ];
 
-/** An object with members that its schema does not name is refused, as by `kubectl --validate=strict`. */
+/**
+ * An object with members that its schema does not name is refused, as by
+ * `kubectl --validate=strict`.
+ */
 function closed(schema) {
   if (Array.isArray(schema)) return schema.map(closed);
   if (typeof schema !== "object" || schema === null) return schema;
-  const copy = Object.fromEntries(Object.entries(schema).map(([key, value]) => [key, closed(value)]));
-  const isOpen = schema["x-kubernetes-preserve-unknown-fields"] === true || "additionalProperties" in schema;
+  const copy = Object.fromEntries(
+    Object.entries(schema).map(([key, value]) => [key, closed(value)]),
+  );
+  const isOpen =
+    schema["x-kubernetes-preserve-unknown-fields"] === true || "additionalProperties" in schema;
   if (typeof schema.properties === "object" && !isOpen) copy.additionalProperties = false;
   return copy;
 }

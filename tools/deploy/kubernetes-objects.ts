@@ -24,7 +24,9 @@ export interface Container {
   readonly env?: readonly {
     readonly name: string;
     readonly value?: string;
-    readonly valueFrom?: { readonly configMapKeyRef?: { readonly name: string; readonly key: string } };
+    readonly valueFrom?: {
+      readonly configMapKeyRef?: { readonly name: string; readonly key: string };
+    };
   }[];
   readonly ports: readonly { readonly name: string; readonly containerPort: number }[];
   readonly volumeMounts: readonly { readonly name: string; readonly mountPath: string }[];
@@ -48,7 +50,10 @@ export interface PodTemplate {
     readonly securityContext: object;
     readonly containers: readonly Container[];
     readonly initContainers?: readonly Container[];
-    readonly volumes: readonly { readonly name: string; readonly configMap?: { readonly name: string } }[];
+    readonly volumes: readonly {
+      readonly name: string;
+      readonly configMap?: { readonly name: string };
+    }[];
   };
 }
 
@@ -76,11 +81,17 @@ export interface KubernetesObject {
       readonly ports?: readonly { readonly port: number | string }[];
     }[];
     readonly targetPorts?: readonly { readonly number: number }[];
-    readonly endpointPickerRef?: { readonly name: string; readonly port: { readonly number: number } };
+    readonly endpointPickerRef?: {
+      readonly name: string;
+      readonly port: { readonly number: number };
+    };
   };
 }
 
-/** The objects of a shape as kustomize builds them; undefined where kustomize is missing. With CI=true it is built instead. */
+/**
+ * The objects of a shape as kustomize builds them; undefined where kustomize is missing. With
+ * CI=true it is built instead.
+ */
 export function buildShape(shape: Shape): readonly KubernetesObject[] | undefined {
   const root = join(import.meta.dirname, "../..");
   const script = join(root, "tools/deploy/kustomize.mjs");
@@ -94,7 +105,10 @@ export function buildShape(shape: Shape): readonly KubernetesObject[] | undefine
 }
 
 /** Whether a selector takes an object with these labels. An empty one takes all. */
-export function selects({ matchLabels = {}, matchExpressions = [] }: Selector, labels: Labels): boolean {
+export function selects(
+  { matchLabels = {}, matchExpressions = [] }: Selector,
+  labels: Labels,
+): boolean {
   return (
     Object.entries(matchLabels).every(([key, value]) => labels[key] === value) &&
     matchExpressions.every(({ key, operator, values = [] }) => {
@@ -105,14 +119,20 @@ export function selects({ matchLabels = {}, matchExpressions = [] }: Selector, l
   );
 }
 
-/** A pod that connects: its labels, and those of its namespace, which is another one than the shape's. */
+/**
+ * A pod that connects: its labels, and those of its namespace, which is another one than the
+ * shape's.
+ */
 export interface Caller {
   readonly labels?: Labels;
   /** Undefined: the namespace of the shape. */
   readonly namespace?: Labels;
 }
 
-/** The ports of a pod that a caller reaches: "all", or their numbers. A pod that no policy selects is open. */
+/**
+ * The ports of a pod that a caller reaches: "all", or their numbers. A pod that no policy selects
+ * is open.
+ */
 export function reachablePorts(
   objects: readonly KubernetesObject[],
   { metadata, spec }: PodTemplate,
@@ -125,10 +145,14 @@ export function reachablePorts(
   if (policies.length === 0) return "all";
   const named = [...spec.containers, ...(spec.initContainers ?? [])].flatMap(({ ports }) => ports);
   const number = (port: number | string) =>
-    typeof port === "number" ? port : (named.find(({ name }) => name === port)?.containerPort ?? Number.NaN);
+    typeof port === "number"
+      ? port
+      : (named.find(({ name }) => name === port)?.containerPort ?? Number.NaN);
   const isFrom = ({ podSelector, namespaceSelector }: Peer) => {
     const inNamespace =
-      namespaceSelector === undefined ? namespace === undefined : selects(namespaceSelector, namespace ?? {});
+      namespaceSelector === undefined
+        ? namespace === undefined
+        : selects(namespaceSelector, namespace ?? {});
     return inNamespace && selects(podSelector ?? {}, labels);
   };
   const open = policies

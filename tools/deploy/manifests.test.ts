@@ -15,12 +15,18 @@ import {
 } from "./kubernetes-objects.js";
 
 const built = new Map(SHAPES.map((shape) => [shape, buildShape(shape)] as const));
-const missing = built.get("proxy") === undefined ? "kustomize is missing: npm run lint:deploy" : undefined;
+const missing =
+  built.get("proxy") === undefined ? "kustomize is missing: npm run lint:deploy" : undefined;
 
 /** Flags of vLLM 0.33 that the manifests use. */
 const VLLM_FLAGS = ["--port", "--kv-transfer-config", "--kv-events-config", "--enable-scale-out"];
 /** Members of vLLM 0.33's KVTransferConfig and KVEventsConfig. */
-const TRANSFER_MEMBERS = ["kv_connector", "kv_role", "kv_load_failure_policy", "kv_connector_extra_config"];
+const TRANSFER_MEMBERS = [
+  "kv_connector",
+  "kv_role",
+  "kv_load_failure_policy",
+  "kv_connector_extra_config",
+];
 const EVENTS_MEMBERS = ["enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint"];
 
 interface Placed {
@@ -28,10 +34,15 @@ interface Placed {
   readonly pod: PodTemplate;
 }
 
-/** What a program reads in its pod: its arguments with variables replaced, the files that ConfigMaps put there, and its environment. */
+/**
+ * What a program reads in its pod: its arguments with variables replaced, the files that ConfigMaps
+ * put there, and its environment.
+ */
 function insidePod(objects: readonly KubernetesObject[], { container, pod }: Placed) {
   const configMap = (name: string) => {
-    const found = objects.find(({ kind, metadata }) => kind === "ConfigMap" && metadata.name === name);
+    const found = objects.find(
+      ({ kind, metadata }) => kind === "ConfigMap" && metadata.name === name,
+    );
     if (found?.data === undefined) throw new Error(`there is no ConfigMap ${name}`);
     return found.data;
   };
@@ -39,7 +50,8 @@ function insidePod(objects: readonly KubernetesObject[], { container, pod }: Pla
     (container.env ?? []).map(({ name, value, valueFrom }) => {
       const from = valueFrom?.configMapKeyRef;
       // The rest are the pod's address and the admin token.
-      const given = from === undefined ? (value ?? "10.0.0.1 of 16 signs") : configMap(from.name)[from.key];
+      const given =
+        from === undefined ? (value ?? "10.0.0.1 of 16 signs") : configMap(from.name)[from.key];
       if (given === undefined) throw new Error(`${from?.name} has no key ${from?.key}`);
       return [name, name.endsWith("_IP") ? "10.0.0.1" : given];
     }),
@@ -55,14 +67,19 @@ function insidePod(objects: readonly KubernetesObject[], { container, pod }: Pla
   const readFile = (path: string) => {
     const mount = container.volumeMounts.find(({ mountPath }) => path.startsWith(`${mountPath}/`));
     const volume = pod.spec.volumes.find(({ name }) => name === mount?.name);
-    const text = configMap(volume?.configMap?.name ?? "")[path.slice(1 + (mount?.mountPath.length ?? 0))];
+    const text = configMap(volume?.configMap?.name ?? "")[
+      path.slice(1 + (mount?.mountPath.length ?? 0))
+    ];
     if (text === undefined) throw new Error(`${path} is not in the pod`);
     return text;
   };
   return { args, env, readFile };
 }
 
-/** The ports on which a program listens by its own parser, and how long it ends. Throws for a flag or a setting that it does not know. */
+/**
+ * The ports on which a program listens by its own parser, and how long it ends. Throws for a flag
+ * or a setting that it does not know.
+ */
 function listening(
   objects: readonly KubernetesObject[],
   placed: Placed,
@@ -91,7 +108,9 @@ function listening(
   );
   expect(VLLM_FLAGS).toEqual(expect.arrayContaining([...flags.keys()]));
   const json = (flag: string) => JSON.parse(flags.get(flag) ?? "{}") as Record<string, unknown>;
-  expect(TRANSFER_MEMBERS).toEqual(expect.arrayContaining(Object.keys(json("--kv-transfer-config"))));
+  expect(TRANSFER_MEMBERS).toEqual(
+    expect.arrayContaining(Object.keys(json("--kv-transfer-config"))),
+  );
   expect(json("--kv-transfer-config")["kv_connector"]).toBe("NixlConnector");
   const events = json("--kv-events-config");
   expect(EVENTS_MEMBERS).toEqual(expect.arrayContaining(Object.keys(events)));
@@ -99,7 +118,9 @@ function listening(
     .filter((endpoint) => endpoint !== undefined)
     .map((endpoint) => Number(String(endpoint).split(":").at(-1)));
   expect(env["PORT"]).toBe(flags.get("--port"));
-  const ports = [flags.get("--port"), env["VLLM_NIXL_SIDE_CHANNEL_PORT"], ...eventPorts].map(Number);
+  const ports = [flags.get("--port"), env["VLLM_NIXL_SIDE_CHANNEL_PORT"], ...eventPorts].map(
+    Number,
+  );
   return { ports, graceMs: 0 };
 }
 
@@ -107,7 +128,10 @@ const podsOf = (objects: readonly KubernetesObject[]) =>
   objects.flatMap(({ spec }) => (spec?.template === undefined ? [] : [spec.template]));
 const containersOf = (objects: readonly KubernetesObject[]): Placed[] =>
   podsOf(objects).flatMap((pod) =>
-    [...pod.spec.containers, ...(pod.spec.initContainers ?? [])].map((container) => ({ container, pod })),
+    [...pod.spec.containers, ...(pod.spec.initContainers ?? [])].map((container) => ({
+      container,
+      pod,
+    })),
   );
 
 describe.skipIf(missing !== undefined).each(SHAPES)(
@@ -129,7 +153,10 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
         const { container, pod } = placed;
         const { ports, graceMs } = listening(objects, placed);
         expect(container.ports.map(({ containerPort }) => containerPort)).toEqual(ports);
-        for (const { httpGet, tcpSocket, grpc } of [container.readinessProbe, container.livenessProbe]) {
+        for (const { httpGet, tcpSocket, grpc } of [
+          container.readinessProbe,
+          container.livenessProbe,
+        ]) {
           const port = httpGet?.port ?? tcpSocket?.port ?? grpc?.port;
           const byName = container.ports.find(({ name }) => name === port)?.containerPort;
           expect(ports).toContain(byName ?? port);
@@ -164,11 +191,14 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
           ({ kind, subjects }) => kind === "RoleBinding" && subjects?.[0]?.name === account,
         );
         expect(
-          objects.some(({ kind, metadata }) => kind === "Role" && metadata.name === binding?.roleRef?.name),
+          objects.some(
+            ({ kind, metadata }) => kind === "Role" && metadata.name === binding?.roleRef?.name,
+          ),
         ).toBe(true);
       }
       for (const { metadata, spec } of pods)
-        if (metadata.labels["app"] === "vllm") expect(spec.automountServiceAccountToken).toBe(false);
+        if (metadata.labels["app"] === "vllm")
+          expect(spec.automountServiceAccountToken).toBe(false);
       for (const { container } of containers)
         if (container.name === "vllm")
           expect(container.volumeMounts.map(({ mountPath }) => mountPath)).not.toContain(
@@ -185,19 +215,28 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
           const names = pod?.spec.containers.flatMap(({ ports }) => ports.map(({ name }) => name));
           for (const { targetPort } of spec?.ports ?? []) expect(names).toContain(targetPort);
         } else if (kind === "InferencePool") {
-          const members = pods.filter(({ metadata }) => selects(spec?.selector ?? {}, metadata.labels));
-          expect(members.map(({ metadata }) => metadata.labels["llm-d.ai/role"])).toEqual(["decode"]);
+          const members = pods.filter(({ metadata }) =>
+            selects(spec?.selector ?? {}, metadata.labels),
+          );
+          expect(members.map(({ metadata }) => metadata.labels["llm-d.ai/role"])).toEqual([
+            "decode",
+          ]);
           const [sidecar] = members[0]?.spec.initContainers ?? [];
           expect(sidecar?.ports.map(({ containerPort }) => containerPort)).toContain(
             spec?.targetPorts?.[0]?.number,
           );
           const picker = objects.find(
-            (each) => each.kind === "Service" && each.metadata.name === spec?.endpointPickerRef?.name,
+            (each) =>
+              each.kind === "Service" && each.metadata.name === spec?.endpointPickerRef?.name,
           );
           expect(picker?.spec?.ports?.map(({ port }) => port)).toEqual([
             spec?.endpointPickerRef?.port.number,
           ]);
-        } else if (kind === "PodDisruptionBudget" || kind === "Deployment" || kind === "NetworkPolicy") {
+        } else if (
+          kind === "PodDisruptionBudget" ||
+          kind === "Deployment" ||
+          kind === "NetworkPolicy"
+        ) {
           const selector = spec?.podSelector ?? spec?.selector ?? {};
           expect(pods.some(({ metadata }) => selects(selector, metadata.labels))).toBe(true);
         }
@@ -210,7 +249,9 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
         "decode",
         "prefill",
       ]);
-      expect(new Set(servers.map(({ metadata }) => metadata.labels["kv-revision"]))).toEqual(new Set(["1"]));
+      expect(new Set(servers.map(({ metadata }) => metadata.labels["kv-revision"]))).toEqual(
+        new Set(["1"]),
+      );
     });
 
     test("a client reaches a front end and never vLLM, its side channel, its KV events or an admin port", () => {
@@ -218,10 +259,13 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
       const withSidecar = shape !== "proxy";
       for (const pod of pods) {
         const { app = "", "llm-d.ai/role": role } = pod.metadata.labels;
-        const ports = (caller: Parameters<typeof reachablePorts>[2]) => reachablePorts(objects, pod, caller);
+        const ports = (caller: Parameters<typeof reachablePorts>[2]) =>
+          reachablePorts(objects, pod, caller);
         const fromClient = app === "kv-proxy" ? [8000] : [];
         expect(ports({ labels: { app: "client" } })).toEqual(fromClient);
-        expect(ports({ namespace: { "kubernetes.io/metadata.name": "clients" } })).toEqual(fromClient);
+        expect(ports({ namespace: { "kubernetes.io/metadata.name": "clients" } })).toEqual(
+          fromClient,
+        );
         if (app === "vllm") expect(ports({ labels: { app: "vllm" } })).toBe("all");
         if (app === "vllm")
           expect(ports({ labels: { app: "kv-epp" } })).toEqual([5557, 5558, 5600, 8000, 8200]);
@@ -237,9 +281,15 @@ describe.skipIf(missing !== undefined)("deploy/efa", () => {
   test("both roles take LIBFABRIC and keep their roles", () => {
     const configs = containersOf(built.get("efa") ?? [])
       .filter(({ container }) => container.name === "vllm")
-      .map(({ container }) => container.env?.find(({ name }) => name === "KV_TRANSFER_CONFIG")?.value ?? "")
+      .map(
+        ({ container }) =>
+          container.env?.find(({ name }) => name === "KV_TRANSFER_CONFIG")?.value ?? "",
+      )
       .map((text) => JSON.parse(text) as Record<string, unknown>);
-    expect(configs.map((config) => config["kv_role"]).sort()).toEqual(["kv_consumer", "kv_producer"]);
+    expect(configs.map((config) => config["kv_role"]).sort()).toEqual([
+      "kv_consumer",
+      "kv_producer",
+    ]);
     for (const config of configs)
       expect(config["kv_connector_extra_config"]).toEqual({ backends: ["LIBFABRIC"] });
   });

@@ -10,7 +10,10 @@ import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
 import { codeOf, linesNotPrinted, pageCommands } from "./page-commands.js";
 
-/** The commands of the pages that a reader follows. A page says what a command needs; those that need nothing are run here. */
+/**
+ * The commands of the pages that a reader follows. A page says what a command needs; those that
+ * need nothing are run here.
+ */
 const PROGRAMS: readonly string[] = [
   "kv-epp",
   "kv-neuron",
@@ -26,18 +29,27 @@ const GUIDES = /^docs\/(?!bench\/|design\/)/;
 const { pages } = readPages();
 const commands = pageCommands(pages);
 
-/** The words of a command line, without `npx --no-install`, npm's `run` and the `--` of its arguments. */
+/**
+ * The words of a command line, without `npx --no-install`, npm's `run` and the `--` of its
+ * arguments.
+ */
 function wordsOf(line: string): { readonly runner: string; readonly words: readonly string[] } {
   const [first = "", ...rest] = Array.from(line.matchAll(/'[^']*'|"[^"]*"|\S+/g), ([word]) =>
     word.replace(/^['"]|['"]$/g, ""),
   );
   if (first === "npm" && rest[0] === "run")
-    return { runner: "npm", words: rest.slice(1).filter((word) => !["--silent", "-s", "--"].includes(word)) };
-  if (first === "npx") return { runner: "npx", words: rest.filter((word) => word !== "--no-install") };
+    return {
+      runner: "npm",
+      words: rest.slice(1).filter((word) => !["--silent", "-s", "--"].includes(word)),
+    };
+  if (first === "npx")
+    return { runner: "npx", words: rest.filter((word) => word !== "--no-install") };
   return { runner: "", words: [first, ...rest] };
 }
 
-/** The program of ours that a command line starts, and its arguments; undefined for another program. */
+/**
+ * The program of ours that a command line starts, and its arguments; undefined for another program.
+ */
 function ours(line: string): { program: string; args: readonly string[] } | undefined {
   const [program = "", ...args] = wordsOf(line).words;
   return PROGRAMS.includes(program) ? { program, args } : undefined;
@@ -59,9 +71,14 @@ function helpOf(program: string, [first = ""]: readonly string[]): Promise<strin
 }
 
 const { scripts = {} } = readManifest(root) as { scripts?: Record<string, string> };
-const tracked = execFileSync("git", ["ls-files"], { cwd: root, encoding: "utf8" }).trim().split("\n");
+const tracked = execFileSync("git", ["ls-files"], { cwd: root, encoding: "utf8" })
+  .trim()
+  .split("\n");
 
-/** The source of a script of package.json: its file, and the folder of the bench or tool that the file starts. */
+/**
+ * The source of a script of package.json: its file, and the folder of the bench or tool that the
+ * file starts.
+ */
 function sourceOf(script: string): string {
   const read = (path: string) => readFileSync(join(root, path), "utf8");
   const own =
@@ -71,7 +88,8 @@ function sourceOf(script: string): string {
       .join("\n") ?? "";
   const folders = new Set((scripts[script] + own).match(/\b(?:bench|tools\/[\w-]+)(?=\/)/g));
   const files = tracked.filter(
-    (path) => /\.(ts|mjs|json)$/.test(path) && [...folders].some((one) => path.startsWith(`${one}/`)),
+    (path) =>
+      /\.(ts|mjs|json)$/.test(path) && [...folders].some((one) => path.startsWith(`${one}/`)),
   );
   return own + files.map(read).join("\n");
 }
@@ -79,9 +97,13 @@ function sourceOf(script: string): string {
 /** What is wrong with a command of `npm run`: its script, a flag, or a part that `--only` names. */
 function scriptProblems([script = "", ...args]: readonly string[]): string[] {
   if (scripts[script] === undefined) return [`no ${script}`];
-  const flags = args.filter((arg) => /^--[a-z]/.test(arg)).map((arg) => arg.replace(/^--|=.*/g, ""));
+  const flags = args
+    .filter((arg) => /^--[a-z]/.test(arg))
+    .map((arg) => arg.replace(/^--|=.*/g, ""));
   const at = args.indexOf("--only");
-  const parts = (at < 0 ? "" : (args[at + 1] ?? "")).split(",").filter((part) => /^[a-z]/.test(part));
+  const parts = (at < 0 ? "" : (args[at + 1] ?? ""))
+    .split(",")
+    .filter((part) => /^[a-z]/.test(part));
   if (flags.length + parts.length === 0) return [];
   const source = sourceOf(script);
   return [...flags, ...parts]
@@ -89,13 +111,17 @@ function scriptProblems([script = "", ...args]: readonly string[]): string[] {
     .map((word) => `no ${word}`);
 }
 
-/** What is wrong with a command line: a program, subcommand, script, file or flag that does not exist. */
+/**
+ * What is wrong with a command line: a program, subcommand, script, file or flag that does not
+ * exist.
+ */
 async function problemsOf(line: string): Promise<string[]> {
   const { runner, words } = wordsOf(line);
   const [program = "", ...args] = words;
   if (PROGRAMS.includes(program)) {
     const help = await helpOf(program, args);
-    // A program prints its own help for a subcommand that it lacks. selftest is one of the checkout.
+    // A program prints its own help for a subcommand that it lacks. selftest is one of the
+    // checkout.
     const isNone = /^[a-z]+$/.test(args[0] ?? "") && help === (await helpOf(program, []));
     if (isNone && !(runner === "npm" && sourceOf(program).includes(`"${args[0]}"`)))
       return [`no subcommand ${args[0]}`];
@@ -103,7 +129,8 @@ async function problemsOf(line: string): Promise<string[]> {
       .filter((arg) => /^--[a-z]/.test(arg))
       .map((arg) => arg.replace(/=.*/, ""))
       .filter(
-        (flag) => !["--help", "--version"].includes(flag) && !new RegExp(`${flag}(?![\\w-])`).test(help),
+        (flag) =>
+          !["--help", "--version"].includes(flag) && !new RegExp(`${flag}(?![\\w-])`).test(help),
       )
       .map((flag) => `no ${flag}`);
   }
@@ -112,9 +139,12 @@ async function problemsOf(line: string): Promise<string[]> {
     return args
       .filter((arg) => /^[a-z]+\//.test(arg) && !tracked.some((path) => path.includes(arg)))
       .map((arg) => `no ${arg}`);
-  if (runner === "npx") return existsSync(join(root, "node_modules/.bin", program)) ? [] : [`no ${program}`];
+  if (runner === "npx")
+    return existsSync(join(root, "node_modules/.bin", program)) ? [] : [`no ${program}`];
   const [path = ""] =
-    program === "node" ? args.filter((arg) => /^(bench|examples|native|scripts|tools)\//.test(arg)) : [];
+    program === "node"
+      ? args.filter((arg) => /^(bench|examples|native|scripts|tools)\//.test(arg))
+      : [];
   return path === "" || tracked.includes(path) ? [] : [`no ${path}`];
 }
 
@@ -155,20 +185,37 @@ test.each([
 const FLAGS_OF_OTHERS: Readonly<Record<string, readonly string[]>> = {
   npm: ["--silent", "--no-install", "--ignore-scripts"],
   node: [
-    ...["--cpu-prof", "--expose-gc", "--import", "--max-semi-space-size", "--no-memory-reducer"],
-    ...["--v8-pool-size", "--single-threaded-gc", "--permission", "--allow-addons", "--allow-fs-read"],
-    ...["--allow-child-process", "--experimental-permission"],
+    "--cpu-prof",
+    "--expose-gc",
+    "--import",
+    "--max-semi-space-size",
+    "--no-memory-reducer",
+    "--v8-pool-size",
+    "--single-threaded-gc",
+    "--permission",
+    "--allow-addons",
+    "--allow-fs-read",
+    "--allow-child-process",
+    "--experimental-permission",
   ],
   vitest: ["--inspect-brk", "--no-file-parallelism", "--max"],
   next: ["--webpack"],
   docker: ["--ulimit"],
   "vllm serve and vllm bench": [
-    ...["--dataset-name", "--tensor-parallel-size", "--disable-log-stats", "--enable-scale-out", "--api-key"],
+    "--dataset-name",
+    "--tensor-parallel-size",
+    "--disable-log-stats",
+    "--enable-scale-out",
+    "--api-key",
     "--kv-events-config",
   ],
   "llm-d's sidecar": [
-    ...["--kv-connector", "--tls-insecure-skip-verify", "--enable-ssrf-protection", "--inference-pool"],
-    ...["--prefill-max-retries", "--enable-prefiller-sampling"],
+    "--kv-connector",
+    "--tls-insecure-skip-verify",
+    "--enable-ssrf-protection",
+    "--inference-pool",
+    "--prefill-max-retries",
+    "--enable-prefiller-sampling",
   ],
 };
 
@@ -185,7 +232,9 @@ test("every flag that a sentence names is one of ours, or is listed with whose i
       const help = await helpOf(program, []);
       const subcommands = Array.from(help.matchAll(/^ {2}([a-z]+)\b/gm), ([, name = ""]) => name);
       const known = subcommands.filter((name) => name !== "help");
-      return [help, ...(await Promise.all(known.map((name) => helpOf(program, [name]))))].join("\n");
+      return [help, ...(await Promise.all(known.map((name) => helpOf(program, [name]))))].join(
+        "\n",
+      );
     }),
   );
   const sources = Object.keys(scripts).map(sourceOf).join("\n");
@@ -200,7 +249,8 @@ test("every flag that a sentence names is one of ours, or is listed with whose i
 
 // tools/docs/examples.test.ts runs the examples.
 const free = commands.filter(
-  ({ page, needs, line }) => GUIDES.test(page) && needs === undefined && !/^node examples\//.test(line),
+  ({ page, needs, line }) =>
+    GUIDES.test(page) && needs === undefined && !/^node examples\//.test(line),
 );
 
 test("the guides have commands that run anywhere", () => {
@@ -211,10 +261,14 @@ describe("a command of the guides that needs nothing", () => {
   test.each(free)("$page: $line", { timeout: 120_000 }, ({ line, shows }) => {
     const { program, args } = ours(line) ?? { program: "", args: [] };
     if (program === "") return expect.fail(`${line} is no program of ours: say what it needs`);
-    const { status, stdout, stderr } = spawnSync(process.execPath, [builtProgram(program), ...args], {
-      cwd: root,
-      encoding: "utf8",
-    });
+    const { status, stdout, stderr } = spawnSync(
+      process.execPath,
+      [builtProgram(program), ...args],
+      {
+        cwd: root,
+        encoding: "utf8",
+      },
+    );
     expect(status, stderr).toBe(0);
     expect(stdout).not.toBe("");
     expect(linesNotPrinted({ shows }, stdout)).toEqual([]);

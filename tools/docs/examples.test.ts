@@ -8,7 +8,10 @@ import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
 import { pageCommands } from "./page-commands.js";
 
-/** Runs the files of `examples/` in this checkout. `npm run release:rehearse` runs them where the packages are installed. */
+/**
+ * Runs the files of `examples/` in this checkout. `npm run release:rehearse` runs them where the
+ * packages are installed.
+ */
 const run = promisify(execFile);
 const files = readdirSync(join(root, "examples")).filter((name) => name.endsWith(".mjs"));
 const programs = files.filter((name) => name !== "engine.mjs");

@@ -19,7 +19,11 @@ test("each row has a report with its number, what happens there and here, and it
   const wrong = rows.filter(([report = "", there = "", here = "", ...rest]) => {
     const [, , number, linked] = REPORT.exec(report) ?? [];
     return (
-      number === undefined || number !== linked || there === "" || !OUTCOME.test(here) || rest.length > 1
+      number === undefined ||
+      number !== linked ||
+      there === "" ||
+      !OUTCOME.test(here) ||
+      rest.length > 1
     );
   });
   expect(wrong).toEqual([]);
@@ -49,7 +53,10 @@ test.each(PAGES)("each test that %s names is there", (path) => {
 describe("npm test compares the names with its report", () => {
   const report = (status: string) => ({
     testResults: [
-      { name: join(root, "tools/docs/parity.test.ts"), assertionResults: [{ fullName: "a b", status }] },
+      {
+        name: join(root, "tools/docs/parity.test.ts"),
+        assertionResults: [{ fullName: "a b", status }],
+      },
     ],
   });
   const named = (name: string, file = "tools/docs/parity.test.ts") => [{ file, name }];
@@ -69,7 +76,13 @@ describe("npm test compares the names with its report", () => {
       1,
     ],
     ["a file that is not there", named("b", "tools/docs/gone.test.ts"), "passed", false, 1],
-    ["tests that other files run", named("b", "tools/testing/src/groups/group-tests.ts"), "passed", true, 0],
+    [
+      "tests that other files run",
+      named("b", "tools/testing/src/groups/group-tests.ts"),
+      "passed",
+      true,
+      0,
+    ],
   ])("%s", (_, tests, status, whole, wrong) => {
     expect(notShown(tests, report(status), whole)).toHaveLength(wrong);
   });

@@ -16,8 +16,12 @@ export const HOW_TOS: readonly HowTo[] = [
     page: "add-a-connector",
     module: "index",
     demo: (module, folder) => [
-      ...["--connector", "FolderConnector", "--connector-module", module],
-      ...["--extra-config", JSON.stringify({ folder })],
+      "--connector",
+      "FolderConnector",
+      "--connector-module",
+      module,
+      "--extra-config",
+      JSON.stringify({ folder }),
     ],
   },
   {
@@ -25,17 +29,32 @@ export const HOW_TOS: readonly HowTo[] = [
     module: "platform",
     demo: (module) => ["--platform-module", module, "--staging-blocks", "64"],
   },
-  { page: "add-a-transport", module: "transport", demo: (module) => ["--transport-module", module] },
+  {
+    page: "add-a-transport",
+    module: "transport",
+    demo: (module) => ["--transport-module", module],
+  },
   {
     page: "add-a-cache-kind",
     module: "index",
-    demo: (module) => ["--cache-kind-module", module, "--prefill-tp", "2", "--decode-block-size", "32"],
+    demo: (module) => [
+      "--cache-kind-module",
+      module,
+      "--prefill-tp",
+      "2",
+      "--decode-block-size",
+      "32",
+    ],
   },
 ];
 
-export const textOf = (page: string) => readFileSync(join(root, "docs/how-to", `${page}.md`), "utf8");
+export const textOf = (page: string) =>
+  readFileSync(join(root, "docs/how-to", `${page}.md`), "utf8");
 
-/** The files of a page. Each is a line with the path in bold code, an empty line, and a fenced block. */
+/**
+ * The files of a page. Each is a line with the path in bold code, an empty line, and a fenced
+ * block.
+ */
 export function filesOf(text: string): Map<string, string> {
   const blocks = text.matchAll(/^\*\*`([\w./-]+)`\*\*\n\n```\w+\n([\s\S]*?)^```$/gm);
   return new Map(Array.from(blocks, ([, path = "", content = ""]) => [path, content]));

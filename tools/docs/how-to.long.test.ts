@@ -13,17 +13,27 @@ import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
 import { root } from "../repository/source-files.js";
 import { HOW_TOS, textOf, writeFiles } from "./how-to-pages.js";
 
-/** Follows the how-to pages: writes out their files as a reader would, type-checks them, runs their tests, and runs them in the reference app. */
+/**
+ * Follows the how-to pages: writes out their files as a reader would, type-checks them, runs their
+ * tests, and runs them in the reference app.
+ */
 
 /** The compiler's errors in the files, with this repository's settings. */
 function compileErrors(paths: readonly string[]): string[] {
-  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
-  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files: paths }, ts.sys, root);
+  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
+    config: object;
+  };
+  const { options } = ts.parseJsonConfigFileContent(
+    { ...config, include: [], files: paths },
+    ts.sys,
+    root,
+  );
   const found = ts.getPreEmitDiagnostics(ts.createProgram(paths, options));
   return found
     .filter(({ file }) => file === undefined || paths.includes(file.fileName))
     .map(
-      ({ file, messageText }) => `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+      ({ file, messageText }) =>
+        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
     );
 }
 
@@ -54,12 +64,15 @@ async function flagsOf(args: readonly string[]): Promise<DemoFlags> {
   const demo = async (given: DemoFlags) => {
     flags = given;
   };
-  await createCommand({ demo, accuracy: other, instance: other, proxy: other, picker: other }).parseAsync(
-    [...args],
-    {
-      from: "user",
-    },
-  );
+  await createCommand({
+    demo,
+    accuracy: other,
+    instance: other,
+    proxy: other,
+    picker: other,
+  }).parseAsync([...args], {
+    from: "user",
+  });
   if (flags === undefined) throw new Error(`not the demo's options: ${args.join(" ")}`);
   return flags;
 }
@@ -72,19 +85,27 @@ test.each(followed)(
   async ({ demo, source }) => {
     const folder = mkdtempSync(join(tmpdir(), "kv-how-to-"));
     const { prompts, expected } = await prepareRun({ requests: 4, maxTokens: 8 }, () => {});
-    const flags = await flagsOf([...["--prefills", "2", "--decodes", "2"], ...demo(source, folder)]);
+    const flags = await flagsOf(["--prefills", "2", "--decodes", "2", ...demo(source, folder)]);
     const cluster = await startCluster(
-      { ...flags, transport: flags.transportModule === undefined ? "memory" : "module", cacheTokens: 4096 },
+      {
+        ...flags,
+        transport: flags.transportModule === undefined ? "memory" : "module",
+        cacheTokens: 4096,
+      },
       { log: jsonLog("error"), logLevel: "error" },
     );
     try {
       const { url } = cluster.proxy;
       const outcomes = await Promise.all(
-        prompts.map((promptTokens, i) => complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 })),
+        prompts.map((promptTokens, i) =>
+          complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 }),
+        ),
       );
       expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
       const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
-      expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(prompts.length);
+      expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(
+        prompts.length,
+      );
       expect(readdirSync(folder)).toEqual([]);
     } finally {
       await cluster.close();

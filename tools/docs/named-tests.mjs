@@ -16,7 +16,10 @@ export const PAGES = [
 
 /** The tests that a row, or a whole page, names. */
 export function namedTests(text) {
-  return Array.from(text.matchAll(/`([^`]+\.ts)` "([^"]+)"/g), ([, file, name]) => ({ file, name }));
+  return Array.from(text.matchAll(/`([^`]+\.ts)` "([^"]+)"/g), ([, file, name]) => ({
+    file,
+    name,
+  }));
 }
 
 /** Whether a page names a test that is not in the file. */
@@ -25,11 +28,14 @@ export function namesNothing({ file, name }) {
 }
 
 /**
- * Those of the named tests that a report of vitest (`--reporter=json`) does not have, or has as failed. A file that holds no tests of its own, but what
- * others run, is looked for in all of them. Files that npm test leaves out are checked in CI, where a test must also have passed.
+ * Those of the named tests that a report of vitest (`--reporter=json`) does not have, or has as
+ * failed. A file that holds no tests of its own, but what others run, is looked for in all of them.
+ * Files that npm test leaves out are checked in CI, where a test must also have passed.
  */
 export function notShown(named, { testResults }, whole = isLongRun) {
-  const tests = new Map(testResults.map((file) => [file.name.slice(root.length), file.assertionResults]));
+  const tests = new Map(
+    testResults.map((file) => [file.name.slice(root.length), file.assertionResults]),
+  );
   const all = testResults.flatMap((file) => file.assertionResults);
   return named.filter(({ file, name }) => {
     const isShared = !file.endsWith(".test.ts");

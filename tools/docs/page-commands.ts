@@ -8,11 +8,15 @@ export interface PageCommand {
   readonly line: string;
   /** The line _Needs …_ above its block: it does not run anywhere. */
   readonly needs: string | undefined;
-  /** What the page shows of its output: the lines of the block `text` below. `…` stands for any text within a line, and alone for any lines. */
+  /**
+   * What the page shows of its output: the lines of the block `text` below. `…` stands for any text
+   * within a line, and alone for any lines.
+   */
   readonly shows: readonly string[];
 }
 
-const BLOCK = /(?:^_(Needs [^\n]*)_\n\n)?^```sh\n([\s\S]*?)^```$(?:\n\n```text\n([\s\S]*?)^```$)?/gm;
+const BLOCK =
+  /(?:^_(Needs [^\n]*)_\n\n)?^```sh\n([\s\S]*?)^```$(?:\n\n```text\n([\s\S]*?)^```$)?/gm;
 
 /** The commands of pages. */
 export function pageCommands(pages: readonly Page[]): PageCommand[] {
@@ -26,7 +30,9 @@ export function pageCommands(pages: readonly Page[]): PageCommand[] {
       const shows = shown.split("\n").filter((line) => !["", "…"].includes(line.trim()));
       // The output below a block is that of its last command.
       return lines.map((line, at) => ({
-        ...{ page: source, line, needs },
+        page: source,
+        line,
+        needs,
         shows: at === lines.length - 1 ? shows : [],
       }));
     }),
@@ -40,14 +46,19 @@ const withoutFences = (text: string): readonly string[] =>
 /** The code of a page's sentences, tables and indented blocks. */
 export function codeOf(text: string): string[] {
   const lines = withoutFences(text);
-  const inline = lines.flatMap((line) => Array.from(line.matchAll(/`([^`]+)`/g), ([, code = ""]) => code));
+  const inline = lines.flatMap((line) =>
+    Array.from(line.matchAll(/`([^`]+)`/g), ([, code = ""]) => code),
+  );
   const indented = lines
     .filter((line) => /^ {4,}\S/.test(line))
     .map((line) => line.replace(/ +# .*$/, "").trim());
   return [...inline, ...indented];
 }
 
-/** The lines that a page shows of a command's output, and that the output does not have in this order. */
+/**
+ * The lines that a page shows of a command's output, and that the output does not have in this
+ * order.
+ */
 export function linesNotPrinted({ shows }: Pick<PageCommand, "shows">, output: string): string[] {
   let rest = output.split("\n");
   return shows.filter((shown) => {

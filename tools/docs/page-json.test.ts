@@ -8,7 +8,10 @@ import { expect, test } from "vitest";
 import { readPages } from "../site/pages.js";
 
 const { pages } = readPages();
-/** The page of issue 26's configuration, and that of a connector whose sides are equal. vLLM warns of the role too, and both pages say why they use it. */
+/**
+ * The page of issue 26's configuration, and that of a connector whose sides are equal. vLLM warns
+ * of the role too, and both pages say why they use it.
+ */
 const WITH_BOTH = ["docs/how-to/add-a-connector.md", "docs/how-to/run-on-neuron.md"];
 
 /** The JSON object that begins here in a text; undefined where its braces do not close. */
@@ -52,7 +55,9 @@ test("every JSON block of a page is JSON, and kv-plan plans the file that its pa
   );
   expect(blocks.length).toBeGreaterThan(8);
   for (const { source, json } of blocks) expect(() => JSON.parse(json), source).not.toThrow();
-  const pair = blocks.find(({ source, json }) => source === "docs/kv-plan.md" && json.includes('"prefill"'));
+  const pair = blocks.find(
+    ({ source, json }) => source === "docs/kv-plan.md" && json.includes('"prefill"'),
+  );
   const folder = mkdtempSync(join(tmpdir(), "kv-page-"));
   try {
     writeFileSync(join(folder, "pair.json"), pair?.json ?? "");

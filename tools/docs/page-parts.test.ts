@@ -6,13 +6,16 @@ import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
 import { examplesOn, withExamples, withInstallLines } from "./page-parts.js";
 
-// `npx vitest run tools/docs/page-parts.test.ts -u` writes what the pages have of files and settings.
+// `npx vitest run tools/docs/page-parts.test.ts -u` writes what the pages have of files and
+// settings.
 const { pages } = readPages();
 
 const made = (text: string) => withRecords(withInstallLines(withExamples(text)));
 
 test.each(
-  pages.filter(({ text }) => text !== made(text) || [...examplesOn(text), ...recordsOn(text)].length > 0),
+  pages.filter(
+    ({ text }) => text !== made(text) || [...examplesOn(text), ...recordsOn(text)].length > 0,
+  ),
 )(
   "$source has the examples and the records as they are, and the install lines that work now",
   ({ source, text }) => expect(made(text)).toMatchFileSnapshot(join(root, source)),
@@ -35,7 +38,9 @@ test("the install lines switch between a registry and tarballs, and back", () =>
   const text =
     "```sh\nnpm install --save-dev @kv/plan vitest@4   # note\nnpm install x\n```\n\n    npm install @kv/proxy\n";
   const packed = withInstallLines(text, false);
-  expect(packed).toContain("\nnpm run pack -- --save-dev @kv/plan vitest@4   # note\nnpm install x\n");
+  expect(packed).toContain(
+    "\nnpm run pack -- --save-dev @kv/plan vitest@4   # note\nnpm install x\n",
+  );
   expect(packed).toContain("\n    npm run pack -- @kv/proxy\n");
   expect(withInstallLines(packed, false)).toBe(packed);
   expect(withInstallLines(packed, true)).toBe(text);

@@ -2,13 +2,20 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../repository/source-files.js";
 
-/** Whether the packages are on a registry. Until then the pages install tarballs that a checkout packs. `npx vitest run tools/docs/page-parts.test.ts -u` writes the pages. */
+/**
+ * Whether the packages are on a registry. Until then the pages install tarballs that a checkout
+ * packs. `npx vitest run tools/docs/page-parts.test.ts -u` writes the pages.
+ */
 export const ON_A_REGISTRY = false;
 
 const IN_A_CHECKOUT = "# in a checkout; prints the line that installs them in your project";
-const INSTALL = /^(?: *# in a checkout; .*\n)?( *)(?:npm install|npm run pack --) ((?=.*@kv\/).*)$/gm;
+const INSTALL =
+  /^(?: *# in a checkout; .*\n)?( *)(?:npm install|npm run pack --) ((?=.*@kv\/).*)$/gm;
 
-/** A page with its lines that install packages of this repository: from a registry, or from tarballs of a checkout. */
+/**
+ * A page with its lines that install packages of this repository: from a registry, or from tarballs
+ * of a checkout.
+ */
 export function withInstallLines(text: string, onRegistry: boolean = ON_A_REGISTRY): string {
   return text.replace(INSTALL, (_, indent: string, packages: string) =>
     onRegistry
@@ -27,10 +34,14 @@ export const examplesOn = (text: string): readonly string[] =>
 export const withExamples = (text: string): string =>
   text.replace(
     EXAMPLE,
-    (_, begin: string, file: string, end: string) => begin + readFileSync(join(root, file), "utf8") + end,
+    (_, begin: string, file: string, end: string) =>
+      begin + readFileSync(join(root, file), "utf8") + end,
   );
 
-/** A page with this table between its marks `<!-- NAME: made -->` and `<!-- end -->`. Throws where it has no such marks. */
+/**
+ * A page with this table between its marks `<!-- NAME: made -->` and `<!-- end -->`. Throws where
+ * it has no such marks.
+ */
 export function withMade(text: string, name: string, rows: readonly (readonly string[])[]): string {
   const begin = `<!-- ${name}: made -->\n`;
   const from = text.indexOf(begin);

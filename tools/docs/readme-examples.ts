@@ -1,6 +1,9 @@
 import { publishedPackages } from "../release/packages.js";
 
-/** Examples that are not run as programs: the reason, and declarations of the names that the page assumes. */
+/**
+ * Examples that are not run as programs: the reason, and declarations of the names that the page
+ * assumes.
+ */
 export const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
   "conformance-1": { why: "suites run only inside vitest; the packages' tests run them" },
   "nixl-3": {
@@ -70,9 +73,15 @@ export function importsOf(code: string): string[] {
   return [...new Set(packages.map((each) => /^(@[^/]+\/)?[^/]+/.exec(each)?.[0] ?? each))];
 }
 
-/** The lines that an example prints by its comments (`console.log(…); // line`), and that `stdout` lacks. */
+/**
+ * The lines that an example prints by its comments (`console.log(…); // line`), and that `stdout`
+ * lacks.
+ */
 export function missingLines(code: string, stdout: string): string[] {
   const printed = stdout.split("\n");
-  const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text = ""]) => text);
+  const expected = Array.from(
+    code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm),
+    ([, text = ""]) => text,
+  );
   return expected.filter((line) => !printed.includes(line));
 }

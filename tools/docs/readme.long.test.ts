@@ -22,8 +22,9 @@ import {
 } from "./readme-examples.js";
 
 /**
- * Type-checks and runs the examples of the packages' READMEs. Each must print the output that its comments show (`console.log(…); // output`).
- * Examples that need hardware or servers are only type-checked.
+ * Type-checks and runs the examples of the packages' READMEs. Each must print the output that its
+ * comments show (`console.log(…); // output`). Examples that need hardware or servers are only
+ * type-checked.
  */
 const run = promisify(execFile);
 const root = fileURLToPath(new URL("../../", import.meta.url));
@@ -33,7 +34,12 @@ const examples = published.flatMap((name) => {
   const text = readFileSync(join(root, "packages", name, "README.md"), "utf8");
   return examplesOf(name, text).map(({ id, code }) => {
     const declarations = NOT_RUN[id]?.declarations ?? "";
-    return { id, code, file: join(out, `${id}.ts`), source: `${declarations}\n${code}\nexport {};\n` };
+    return {
+      id,
+      code,
+      file: join(out, `${id}.ts`),
+      source: `${declarations}\n${code}\nexport {};\n`,
+    };
   });
 });
 rmSync(out, { recursive: true, force: true });
@@ -43,21 +49,32 @@ for (const { file, source } of examples) writeFileSync(file, source);
 test("every published package has a README with an example, and every exception is an example that exists", () => {
   const names = new Set(examples.map(({ id }) => id.replace(/-\d+$/, "")));
   expect(published.filter((name) => !names.has(name))).toEqual([]);
-  expect(Object.keys(NOT_RUN).filter((id) => !examples.some((example) => example.id === id))).toEqual([]);
+  expect(
+    Object.keys(NOT_RUN).filter((id) => !examples.some((example) => example.id === id)),
+  ).toEqual([]);
 });
 
-test.each(published)("the install line of @kv/%s names the package and what its examples import", (name) => {
-  const readme = readFileSync(join(root, "packages", name, "README.md"), "utf8");
-  const installed = installLine(readme).map((each) => each.replace(/(?<=.)@.*$/, ""));
-  const needed = examplesOf(name, readme).flatMap(({ code }) => importsOf(code));
-  expect(installed).toEqual(expect.arrayContaining([`@kv/${name}`, ...needed]));
-  expect(readme).toContain("is an ES module");
-});
+test.each(published)(
+  "the install line of @kv/%s names the package and what its examples import",
+  (name) => {
+    const readme = readFileSync(join(root, "packages", name, "README.md"), "utf8");
+    const installed = installLine(readme).map((each) => each.replace(/(?<=.)@.*$/, ""));
+    const needed = examplesOf(name, readme).flatMap(({ code }) => importsOf(code));
+    expect(installed).toEqual(expect.arrayContaining([`@kv/${name}`, ...needed]));
+    expect(readme).toContain("is an ES module");
+  },
+);
 
 test("the examples type-check", { timeout: 240_000 }, () => {
   const files = examples.map(({ file }) => file);
-  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
-  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files }, ts.sys, root);
+  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
+    config: object;
+  };
+  const { options } = ts.parseJsonConfigFileContent(
+    { ...config, include: [], files },
+    ts.sys,
+    root,
+  );
   // An example may declare a name and leave its use to the reader.
   const found = ts.getPreEmitDiagnostics(
     ts.createProgram(files, { ...options, noUnusedLocals: false, noUnusedParameters: false }),
@@ -65,7 +82,8 @@ test("the examples type-check", { timeout: 240_000 }, () => {
   const errors = found
     .filter(({ file }) => file === undefined || files.includes(file.fileName))
     .map(
-      ({ file, messageText }) => `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+      ({ file, messageText }) =>
+        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
     );
   expect(errors).toEqual([]);
 });

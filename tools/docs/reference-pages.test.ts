@@ -9,7 +9,8 @@ import { captured } from "../../packages/kv-plan/test/captured-run.js";
 import { root, sourceFiles } from "../repository/source-files.js";
 import { withMade } from "./page-parts.js";
 
-// Tables of pages that are made from what the code decides. `npx vitest run tools/docs/reference-pages.test.ts -u` writes them again.
+// Tables of pages that are made from what the code decides.
+// `npx vitest run tools/docs/reference-pages.test.ts -u` writes them again.
 const read = (path: string) => readFileSync(join(root, path), "utf8");
 
 interface Schema {
@@ -39,9 +40,9 @@ test("docs/configuration.md has each key of kv_transfer_config", async () => {
   const extra = schema.properties?.["kv_connector_extra_config"]?.anyOf?.[0] ?? {};
   expect(Object.keys(extra.properties ?? {})).toContain("kv_lease_duration");
   const page = withMade(read("docs/configuration.md"), "kv_transfer_config", settingsTable(schema));
-  await expect(withMade(page, "kv_connector_extra_config", settingsTable(extra))).toMatchFileSnapshot(
-    join(root, "docs/configuration.md"),
-  );
+  await expect(
+    withMade(page, "kv_connector_extra_config", settingsTable(extra)),
+  ).toMatchFileSnapshot(join(root, "docs/configuration.md"));
 });
 
 test("docs/configuration.md has each variable that the packages read, and no other", () => {
@@ -54,9 +55,10 @@ test("docs/configuration.md has each variable that the packages read, and no oth
     !(KV_ERROR_CODES as readonly string[]).includes(name) && !name.endsWith("_");
   const used = new Set(Array.from(source.matchAll(named), ([name]) => name).filter(isVariable));
   const listed = new Set(
-    Array.from(read("docs/configuration.md").matchAll(/`([A-Z]+_[A-Z_]+)`/g), ([, name = ""]) => name).filter(
-      isVariable,
-    ),
+    Array.from(
+      read("docs/configuration.md").matchAll(/`([A-Z]+_[A-Z_]+)`/g),
+      ([, name = ""]) => name,
+    ).filter(isVariable),
   );
   expect([...listed].toSorted()).toEqual([...used].toSorted());
 });
@@ -71,7 +73,10 @@ test("docs/compatibility.md has each version of vLLM that is described", async (
       : "no: `kv-peer` says what to upgrade",
     mixesUpSmallerBlocks === true ? "a D mixes up blocks from a P with smaller ones; refused" : "",
   ]);
-  const table = [["vLLM", "connector version", "handshake is read", "KV is transferred", ""], ...rows];
+  const table = [
+    ["vLLM", "connector version", "handshake is read", "KV is transferred", ""],
+    ...rows,
+  ];
   await expect(withMade(read("docs/compatibility.md"), "versions", table)).toMatchFileSnapshot(
     join(root, "docs/compatibility.md"),
   );
@@ -104,9 +109,18 @@ test("docs/compatibility.md says of each model and pair what the planner says", 
   const reasons: string[] = [];
   const cell = async (model: string, flags: readonly string[]) => {
     const config = join(root, "packages/kv-plan/models", model);
-    const { stdout, stderr } = await captured("--config", config, "--tokens", "64", ...flags, "--json");
+    const { stdout, stderr } = await captured(
+      "--config",
+      config,
+      "--tokens",
+      "64",
+      ...flags,
+      "--json",
+    );
     const found =
-      stderr === "" ? (JSON.parse(stdout) as PairReport) : { outcome: "refused" as const, reason: stderr };
+      stderr === ""
+        ? (JSON.parse(stdout) as PairReport)
+        : { outcome: "refused" as const, reason: stderr };
     if (found.outcome === "planned") return found.refusedByVllm.length === 0 ? "yes" : "@kv D";
     const reason = found.reason
       .trim()
@@ -125,7 +139,10 @@ test("docs/compatibility.md says of each model and pair what the planner says", 
   expect(rows.flat().filter((text) => text === "yes").length).toBeGreaterThan(15);
   const page = withMade(read("docs/compatibility.md"), "pairs", rows);
   await expect(
-    withMade(page, "reasons", [["", "why not"], ...reasons.map((reason, i) => [String(i + 1), reason])]),
+    withMade(page, "reasons", [
+      ["", "why not"],
+      ...reasons.map((reason, i) => [String(i + 1), reason]),
+    ]),
   ).toMatchFileSnapshot(join(root, "docs/compatibility.md"));
 });
 
@@ -133,7 +150,9 @@ test("docs/migration.md names members that the contracts have", () => {
   const contracts = readdirSync(join(root, "packages/interface/src"))
     .map((name) => read(`packages/interface/src/${name}`))
     .join("\n");
-  const rows = read("docs/migration.md").matchAll(/^\| `[a-z_]+(?:\([\w, ]+\))?`.*? \| (`.*`.*) \|$/gm);
+  const rows = read("docs/migration.md").matchAll(
+    /^\| `[a-z_]+(?:\([\w, ]+\))?`.*? \| (`.*`.*) \|$/gm,
+  );
   const names = Array.from(rows, ([, here = ""]) =>
     Array.from(here.matchAll(/`(\w+)`/g), ([, name = ""]) => name),
   ).flat();

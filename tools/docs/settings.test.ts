@@ -15,7 +15,11 @@ describe.each([
 
   test("the README lists each setting and each flag with its default", async () => {
     const readme = readFileSync(inPackage("README.md"), "utf8");
-    const settings = settingsIn(file).map((one) => [code(one.path.join(".")), flagOf(one), ...rest(one)]);
+    const settings = settingsIn(file).map((one) => [
+      code(one.path.join(".")),
+      flagOf(one),
+      ...rest(one),
+    ]);
     const others = settingsIn(flags).map((one) => [flagOf(one), ...rest(one)]);
     const made = withTable(
       withTable(readme, ["setting", "flag", "default", "meaning"], settings),
@@ -51,7 +55,11 @@ function code(text: string): string {
 }
 
 /** A page with these rows in its table of these columns. */
-function withTable(page: string, columns: readonly string[], rows: readonly (readonly string[])[]): string {
+function withTable(
+  page: string,
+  columns: readonly string[],
+  rows: readonly (readonly string[])[],
+): string {
   const row = (cells: readonly string[]) => `| ${cells.join(" | ")} |\n`;
   const heading = row(columns);
   const [before = "", after = "", ...more] = page.split(`\n${heading}`);

@@ -3,7 +3,10 @@ import { join, posix } from "node:path";
 import { expect, test } from "vitest";
 import { root } from "../repository/source-files.js";
 
-/** Checks docs/design/state-machines.md against the traces and the code. tools/site checks that each link leads somewhere. */
+/**
+ * Checks docs/design/state-machines.md against the traces and the code. tools/site checks that each
+ * link leads somewhere.
+ */
 const PAGE = "docs/design/state-machines.md";
 const page = readFileSync(join(root, PAGE), "utf8");
 const rows = page.split("\n").filter((line) => line.startsWith("| "));
@@ -40,7 +43,10 @@ test("each row has a trace, and the code and the type of its failure are in one"
 });
 
 test("D's scheduler has the states of the code", () => {
-  const code = readFileSync(join(root, "packages/connector/src/scheduler/decode-requests.ts"), "utf8");
+  const code = readFileSync(
+    join(root, "packages/connector/src/scheduler/decode-requests.ts"),
+    "utf8",
+  );
   const states = Array.from(
     (/^type Phase = (.+);$/m.exec(code)?.[1] ?? "").matchAll(/"([a-z-]+)"/g),
     ([, state]) => state,

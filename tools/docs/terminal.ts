@@ -3,7 +3,8 @@ import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../repository/source-files.js";
 
-// node --import tsx tools/docs/terminal.ts: runs the demo and draws its output, for the README. GitHub shows an SVG with its own fonts only.
+// node --import tsx tools/docs/terminal.ts: runs the demo and draws its output, for the README.
+// GitHub shows an SVG with its own fonts only.
 const COMMAND = "npm run demo";
 const THEMES = {
   light: {
@@ -29,7 +30,8 @@ const [CHARACTER, LINE, MARGIN] = [7.3, 18, 20];
 
 type Theme = (typeof THEMES)[keyof typeof THEMES];
 
-const escaped = (text: string) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const escaped = (text: string) =>
+  text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function colourOf(line: string, theme: Theme): string {
   if (/DIFFERENT|NOT all|DID NOT/.test(line)) return theme.bad;
@@ -37,7 +39,10 @@ function colourOf(line: string, theme: Theme): string {
   return /^ *\d/.test(line) || line.startsWith("$") ? theme.text : theme.dim;
 }
 
-/** A terminal with these lines. Each line has its width, so that columns stand below one another in every font. */
+/**
+ * A terminal with these lines. Each line has its width, so that columns stand below one another in
+ * every font.
+ */
 function terminal(lines: readonly string[], theme: Theme): string {
   const columns = Math.max(...lines.map((line) => line.length));
   const width = Math.ceil(columns * CHARACTER) + 2 * MARGIN;
@@ -47,7 +52,9 @@ function terminal(lines: readonly string[], theme: Theme): string {
     const y = MARGIN + 14 + (at + 0.75) * LINE;
     const length = (line.length * CHARACTER).toFixed(1);
     const place = `x="${MARGIN}" y="${y}" textLength="${length}" lengthAdjust="spacingAndGlyphs"`;
-    return [`<text ${place} fill="${colourOf(line, theme)}" xml:space="preserve">${escaped(line)}</text>`];
+    return [
+      `<text ${place} fill="${colourOf(line, theme)}" xml:space="preserve">${escaped(line)}</text>`,
+    ];
   });
   const dots = [0, 1, 2].map(
     (at) => `<circle cx="${MARGIN + at * 16}" cy="17" r="5" fill="${theme.frame}"/>`,
@@ -56,7 +63,8 @@ function terminal(lines: readonly string[], theme: Theme): string {
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" font-family="${FONT}" font-size="12">`,
     `<title>The output of ${COMMAND}</title>`,
     `<rect x="0.5" y="0.5" width="${width - 1}" height="${height - 1}" rx="8" fill="${theme.back}" stroke="${theme.frame}"/>`,
-    ...[...dots, ...texts],
+    ...dots,
+    ...texts,
     "</svg>\n",
   ].join("\n");
 }
@@ -75,7 +83,9 @@ function narrowed(lines: readonly string[]): readonly string[] {
       );
     if (/^ *(\d|prompt +TTFT)/.test(line))
       return [
-        ends.map((end, i) => (/\S+$/.exec(line.slice(0, end))?.[0] ?? "").padStart(WIDTHS[i] ?? 0)).join(" "),
+        ends
+          .map((end, i) => (/\S+$/.exec(line.slice(0, end))?.[0] ?? "").padStart(WIDTHS[i] ?? 0))
+          .join(" "),
       ];
     return wrapped(line);
   });
@@ -94,10 +104,14 @@ function wrapped(line: string): string[] {
 }
 
 const program = join(root, "apps/demo/dist/main.js");
-const { status, stdout, stderr } = spawnSync(process.execPath, [program, ...process.argv.slice(2)], {
-  cwd: root,
-  encoding: "utf8",
-});
+const { status, stdout, stderr } = spawnSync(
+  process.execPath,
+  [program, ...process.argv.slice(2)],
+  {
+    cwd: root,
+    encoding: "utf8",
+  },
+);
 if (status !== 0) throw new Error(`the demo ended with ${status}\n${stdout}${stderr}`);
 const lines = [`$ ${COMMAND}`, ...`${stderr}${stdout}`.trimEnd().split("\n")];
 for (const [name, theme] of Object.entries(THEMES)) {

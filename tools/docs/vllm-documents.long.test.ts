@@ -8,14 +8,19 @@ import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 import { rows, vitestCommands } from "./vllm-documents.mjs";
 
-/** Runs the npm commands of docs/vllm-documents.md that take less than 10 s. `npm test` checks the vitest commands with its own report. */
+/**
+ * Runs the npm commands of docs/vllm-documents.md that take less than 10 s. `npm test` checks the
+ * vitest commands with its own report.
+ */
 const run = promisify(execFile);
 const root = fileURLToPath(new URL("../../", import.meta.url));
 
 /** The number of rows of each document, and of what goes beyond them. */
 const ROWS = { S1: 11, S2: 5, S3: 10, S4: 9, S5: 3, B: 11 };
 
-/** The programs behind npm scripts. They are started without the set-up that the script begins with. */
+/**
+ * The programs behind npm scripts. They are started without the set-up that the script begins with.
+ */
 const PROGRAMS: readonly string[] = ["demo", "kv-plan", "kv-nixl"];
 
 const commands = rows().flatMap((row) => row.commands);
@@ -29,7 +34,9 @@ function argumentsOf(text: string): { script: string; args: readonly string[] } 
 
 test("the page has every row, each with a command of a known form", () => {
   const expected = Object.entries(ROWS).flatMap(([document, count]) =>
-    Array.from({ length: count }, (_, i) => (document === "B" ? `B${i + 1}` : `${document}.${i + 1}`)),
+    Array.from({ length: count }, (_, i) =>
+      document === "B" ? `B${i + 1}` : `${document}.${i + 1}`,
+    ),
   );
   expect(rows().map(({ id }) => id)).toEqual(expected);
   expect(rows().filter((row) => row.commands.length === 0)).toEqual([]);

@@ -24,7 +24,14 @@ const MANY = isLongRun ? 5000 : 200;
 const PREFILL = "127.0.0.1:9";
 const COMPLETIONS = "/v1/completions";
 /** Quick enough for a test; pairing reads side channels, which these instances do not have. */
-const PICKER = ["--pairing", "off", "--health-interval-ms", "200", "--body-limit-bytes", "33554432"];
+const PICKER = [
+  "--pairing",
+  "off",
+  "--health-interval-ms",
+  "200",
+  "--body-limit-bytes",
+  "33554432",
+];
 
 interface Seen {
   readonly headers: IncomingHttpHeaders;
@@ -48,7 +55,9 @@ async function startDecode(answer: (seen: Seen) => void) {
       });
     });
     request.on("data", (chunk: Buffer) => hash.update(chunk));
-    request.on("end", () => answer({ headers, path, digest: hash.digest("hex"), response, dropped }));
+    request.on("end", () =>
+      answer({ headers, path, digest: hash.digest("hex"), response, dropped }),
+    );
     request.on("error", () => {});
   });
   server.listen(0, "127.0.0.1");
@@ -62,7 +71,12 @@ async function startDecode(answer: (seen: Seen) => void) {
   return { endpoint: `127.0.0.1:${(server.address() as AddressInfo).port}`, close };
 }
 
-const post = (url: string, body: string, headers: Record<string, string> = {}, signal?: AbortSignal) =>
+const post = (
+  url: string,
+  body: string,
+  headers: Record<string, string> = {},
+  signal?: AbortSignal,
+) =>
   fetch(`${url}${COMPLETIONS}`, {
     method: "POST",
     headers: { "content-type": "application/json", ...headers },
@@ -71,7 +85,9 @@ const post = (url: string, body: string, headers: Record<string, string> = {}, s
   });
 
 async function inFlight({ metricsUrl }: RunningPicker): Promise<number> {
-  const status = (await (await fetch(`${metricsUrl}/status`)).json()) as { readonly in_flight: number };
+  const status = (await (await fetch(`${metricsUrl}/status`)).json()) as {
+    readonly in_flight: number;
+  };
   return status.in_flight;
 }
 
@@ -170,7 +186,9 @@ describe.skipIf(envoyMissing !== undefined)(
       };
       const socket = connect(Number(new URL(closed.url).port), "127.0.0.1").on("error", () => {});
       await once(socket, "connect");
-      socket.write(`POST ${COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{"prompt":"`);
+      socket.write(
+        `POST ${COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n{"prompt":"`,
+      );
       await expect.poll(() => inFlight(picker)).toBe(1);
       socket.destroy();
       await expect.poll(() => inFlight(picker)).toBe(0);
@@ -178,8 +196,14 @@ describe.skipIf(envoyMissing !== undefined)(
     });
 
     test("refusals of the picker reach the client with their status and reason", async () => {
-      const forged = await post(closed.url, '{"prompt":"a","kv_transfer_params":{"remote_host":"evil"}}');
-      expect([forged.status, forged.headers.get("content-type")]).toEqual([400, "application/json"]);
+      const forged = await post(
+        closed.url,
+        '{"prompt":"a","kv_transfer_params":{"remote_host":"evil"}}',
+      );
+      expect([forged.status, forged.headers.get("content-type")]).toEqual([
+        400,
+        "application/json",
+      ]);
       expect(await forged.json()).toMatchObject({ error: { code: "KV_REQUEST_INVALID" } });
     });
 
@@ -193,11 +217,17 @@ describe.skipIf(envoyMissing !== undefined)(
       await picker.kill();
       expect((await post(closed.url, '{"prompt":"a"}', forged)).status).toBe(503);
       // As soon as Envoy's health checks have seen it.
-      await expect.poll(async () => (await post(open.url, '{"prompt":"a"}', forged)).status).toBe(200);
+      await expect
+        .poll(async () => (await post(open.url, '{"prompt":"a"}', forged)).status)
+        .toBe(200);
       expect(named).toEqual([undefined]);
       picker = await startPicker(args, picker.port);
-      await expect.poll(async () => (await post(closed.url, '{"prompt":"a"}', forged)).status).toBe(200);
-      await expect.poll(async () => (await post(open.url, '{"prompt":"a"}', forged)).status).toBe(200);
+      await expect
+        .poll(async () => (await post(closed.url, '{"prompt":"a"}', forged)).status)
+        .toBe(200);
+      await expect
+        .poll(async () => (await post(open.url, '{"prompt":"a"}', forged)).status)
+        .toBe(200);
       await expect
         .poll(async () => {
           await post(open.url, '{"prompt":"a"}', forged);
@@ -260,7 +290,8 @@ describe.skipIf(envoyMissing !== undefined)(
       const options = { pickerPort: picker.port, endpoints, failOpen: false };
       const hinted = await startEnvoy({ ...options, subset: [second.endpoint] });
       try {
-        for (let i = 0; i < 3; i += 1) expect((await post(hinted.url, '{"prompt":"a"}')).status).toBe(200);
+        for (let i = 0; i < 3; i += 1)
+          expect((await post(hinted.url, '{"prompt":"a"}')).status).toBe(200);
         expect(seen).toEqual([second.endpoint, second.endpoint, second.endpoint]);
       } finally {
         await hinted.stop();
@@ -269,7 +300,9 @@ describe.skipIf(envoyMissing !== undefined)(
 
     test("D dies: its stream is broken off, and every request is answered by the other one", async () => {
       answer = ({ response }) => void response.writeHead(200).write("data: 1\n\n");
-      const [response, other] = await Promise.all([1, 2].map(() => post(open.url, '{"prompt":"a"}')));
+      const [response, other] = await Promise.all(
+        [1, 2].map(() => post(open.url, '{"prompt":"a"}')),
+      );
       const texts = [response, other].map((each) => each?.text().catch(() => "broken off"));
       answer = ({ response }) => void response.end("{}");
       await decodes[0]?.close();
@@ -310,7 +343,10 @@ describe.skipIf(envoyMissing !== undefined).each(someOf(MODES, 2))(
     beforeAll(async () => {
       cluster = await startCluster(
         {
-          ...{ ...PAIR, connector, decodes: 2, leaseSeconds: 2 },
+          ...PAIR,
+          connector,
+          decodes: 2,
+          leaseSeconds: 2,
           instance: { httpLimits: { maxBodyBytes: BODY_LIMITS.engine } },
         },
         { log: silentLog, logLevel: "error" },
@@ -325,8 +361,13 @@ describe.skipIf(envoyMissing !== undefined).each(someOf(MODES, 2))(
         }),
       );
       const picker = await startPicker([
-        ...[...PICKER, "--body-limit-bytes", `${BODY_LIMITS.picker}`],
-        ...["--prefill", new URL(prefill).host, "--decode", ...sidecars],
+        ...PICKER,
+        "--body-limit-bytes",
+        `${BODY_LIMITS.picker}`,
+        "--prefill",
+        new URL(prefill).host,
+        "--decode",
+        ...sidecars,
       ]);
       closers.push(() => picker.kill());
       envoy = await startEnvoy({ pickerPort: picker.port, endpoints: sidecars, failOpen: false });
@@ -348,8 +389,16 @@ describe.skipIf(envoyMissing !== undefined).each(someOf(MODES, 2))(
     /** Sends a prompt in a body of about `length` bytes. */
     async function padded(length: number): Promise<Response> {
       const { prompts, expected } = await preparedRun();
-      const asked = { prompt: prompts[0], max_tokens: expected[0]?.length, temperature: 0, ignore_eos: true };
-      return post(envoy.url, JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(length) }));
+      const asked = {
+        prompt: prompts[0],
+        max_tokens: expected[0]?.length,
+        temperature: 0,
+        ignore_eos: true,
+      };
+      return post(
+        envoy.url,
+        JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(length) }),
+      );
     }
 
     test.each([
@@ -366,12 +415,15 @@ describe.skipIf(envoyMissing !== undefined).each(someOf(MODES, 2))(
       ["the engines", BODY_LIMITS.engine],
       ["the sidecar", BODY_LIMITS.sidecar],
       ["the picker", BODY_LIMITS.picker],
-    ])("a body above the limit of %s gets 413 with that limit, and nothing is held", async (_, limit) => {
-      const answer = await padded(limit);
-      expect(answer.status).toBe(413);
-      expect(await answer.text()).toContain(`${limit} bytes`);
-      for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-    });
+    ])(
+      "a body above the limit of %s gets 413 with that limit, and nothing is held",
+      async (_, limit) => {
+        const answer = await padded(limit);
+        expect(answer.status).toBe(413);
+        expect(await answer.text()).toContain(`${limit} bytes`);
+        for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+      },
+    );
 
     test("clients that leave at any moment leave nothing held", async () => {
       const { prompts } = await preparedRun();

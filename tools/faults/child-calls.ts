@@ -29,7 +29,10 @@ export function answerCalls(functions: Functions): void {
   });
 }
 
-/** Calls the functions that a child answers with `answerCalls`. Calls without an answer reject with `dead()` when it ends. */
+/**
+ * Calls the functions that a child answers with `answerCalls`. Calls without an answer reject with
+ * `dead()` when it ends.
+ */
 export function callsTo<Of extends Functions>(child: ChildProcess, dead: () => Error) {
   const waiting = new Map<number, { resolve(value: never): void; reject(error: Error): void }>();
   let last = 0;

@@ -8,42 +8,58 @@ import { deviceMemoryTransport } from "./device-memory-transport.js";
 
 const BLOCK_TOKENS = 16;
 
-/** Engines with caches in device memory use the addon over a fake NIXL, with the same connector as engines with host memory. */
-describe.skipIf(fakeMissing)(`caches in device memory (${fakeMissing ?? "fake NIXL found"})`, () => {
-  test.each([
-    { from: "VRAM", to: "VRAM", tpSizes: [1, 1] },
-    { from: "VRAM", to: "VRAM", tpSizes: [2, 1] },
-    { from: "VRAM", to: "DRAM", tpSizes: [1, 2] },
-    { from: "DRAM", to: "VRAM", tpSizes: [1, 1] },
-  ] as const)(
-    "pull from $from to $to with TP $tpSizes moves every byte and leaves nothing held",
-    async (pair) => {
-      const network = memoryNetwork();
-      const violations: string[] = [];
-      const engine = (hostName: string, memoryType: "DRAM" | "VRAM", tpSize: number, deviceId: number) => {
-        const nixl = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
-        return createSimEngine({
-          ...{ network, hostName, engineId: hostName, tpSize, memoryType },
-          ...{ blockSize: BLOCK_TOKENS, numBlocks: 64 },
-          transport: memoryType === "DRAM" ? nixl : deviceMemoryTransport(nixl, deviceId),
-          violation: (what) => void violations.push(what),
-        });
-      };
-      const p = await engine("p", pair.from, pair.tpSizes[0], 1);
-      const d = await engine("d", pair.to, pair.tpSizes[1], 2);
-      await Promise.all(
-        Array.from({ length: 6 }, async (_, n) => {
-          const request = { requestId: `r${n}`, prompt: n, numTokens: (n + 1) * BLOCK_TOKENS };
-          const params = await p.prefill(request);
-          await d.decode({ ...request, params });
-        }),
-      );
-      for (const each of [p, d]) await expect.poll(() => held(each.outstanding())).toEqual([]);
-      expect(violations).toEqual([]);
-      await Promise.all([p.close(), d.close()]);
-    },
-  );
-});
+/**
+ * Engines with caches in device memory use the addon over a fake NIXL, with the same connector as
+ * engines with host memory.
+ */
+describe.skipIf(fakeMissing)(
+  `caches in device memory (${fakeMissing ?? "fake NIXL found"})`,
+  () => {
+    test.each([
+      { from: "VRAM", to: "VRAM", tpSizes: [1, 1] },
+      { from: "VRAM", to: "VRAM", tpSizes: [2, 1] },
+      { from: "VRAM", to: "DRAM", tpSizes: [1, 2] },
+      { from: "DRAM", to: "VRAM", tpSizes: [1, 1] },
+    ] as const)(
+      "pull from $from to $to with TP $tpSizes moves every byte and leaves nothing held",
+      async (pair) => {
+        const network = memoryNetwork();
+        const violations: string[] = [];
+        const engine = (
+          hostName: string,
+          memoryType: "DRAM" | "VRAM",
+          tpSize: number,
+          deviceId: number,
+        ) => {
+          const nixl = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+          return createSimEngine({
+            network,
+            hostName,
+            engineId: hostName,
+            tpSize,
+            memoryType,
+            blockSize: BLOCK_TOKENS,
+            numBlocks: 64,
+            transport: memoryType === "DRAM" ? nixl : deviceMemoryTransport(nixl, deviceId),
+            violation: (what) => void violations.push(what),
+          });
+        };
+        const p = await engine("p", pair.from, pair.tpSizes[0], 1);
+        const d = await engine("d", pair.to, pair.tpSizes[1], 2);
+        await Promise.all(
+          Array.from({ length: 6 }, async (_, n) => {
+            const request = { requestId: `r${n}`, prompt: n, numTokens: (n + 1) * BLOCK_TOKENS };
+            const params = await p.prefill(request);
+            await d.decode({ ...request, params });
+          }),
+        );
+        for (const each of [p, d]) await expect.poll(() => held(each.outstanding())).toEqual([]);
+        expect(violations).toEqual([]);
+        await Promise.all([p.close(), d.close()]);
+      },
+    );
+  },
+);
 
 const held = (outstanding: Readonly<Record<string, number>>) =>
   Object.entries(outstanding).filter(([, count]) => count !== 0);

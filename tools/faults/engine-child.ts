@@ -18,7 +18,10 @@ export interface EngineChild extends FaultEngine {
 
 const STDERR_KEPT = 4000;
 
-/** Starts the process and waits until its side channel listens. Requests that are still pending reject when the process ends. */
+/**
+ * Starts the process and waits until its side channel listens. Requests that are still pending
+ * reject when the process ends.
+ */
 export async function startEngineChild(
   options: EngineProcessOptions,
   violation: (what: string) => void,
@@ -53,7 +56,8 @@ export async function startEngineChild(
   });
   const call = callsTo<EngineFunctions>(
     child,
-    () => new KvError("KV_ENGINE_FAILED", `the process of engine ${engineId} on ${hostName} has ended`),
+    () =>
+      new KvError("KV_ENGINE_FAILED", `the process of engine ${engineId} on ${hostName} has ended`),
   );
   return {
     engineId,

@@ -1,4 +1,5 @@
-// An engine of a fault run in its own process, over NIXL. The parent calls its functions over IPC; SIGKILL or a call of `close` ends it.
+// An engine of a fault run in its own process, over NIXL. The parent calls its functions over IPC;
+// SIGKILL or a call of `close` ends it.
 import type { KvTransferParams } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { pullConnector } from "@kv/pull";
@@ -19,7 +20,10 @@ import { REAL_CLOCK_TIMEOUTS } from "./timeouts.js";
 export interface EngineProcessOptions extends Omit<FaultEngineOrder, "connector" | "violation"> {
   readonly connector: "pull" | "push";
   readonly seed: string;
-  /** Where its side channel listens. An engine that is restarted listens on the port of its predecessor. */
+  /**
+   * Where its side channel listens. An engine that is restarted listens on the port of its
+   * predecessor.
+   */
   readonly sideChannelPort: number;
 }
 

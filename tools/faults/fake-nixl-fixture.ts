@@ -19,7 +19,10 @@ export interface FakeNixlFixtureOptions {
 
 /** Faults of the fake NIXL library, per hundred transfers and notifications. */
 const NATIVE_FAULTS = { failPost: 1, failStatus: 1, refuseRelease: 2, slow: 10, held: 1, deaf: 1 };
-/** Libfabric reports errors of one peer on another peer's transfers, and completes a WRITE when its bytes have left. */
+/**
+ * Libfabric reports errors of one peer on another peer's transfers, and completes a WRITE when its
+ * bytes have left.
+ */
 const LIBFABRIC_FAULTS = { ...NATIVE_FAULTS, stray: 1, lateWrites: 2 };
 
 const SETTINGS = [
@@ -36,8 +39,9 @@ const HELD_MS = 100;
 const DEAF_MS = 10;
 
 /**
- * Runs all engines in one process with the real clock, with the addon over a fake NIXL. The fake knows only the agents of its own process, so a
- * killed engine stops its steps at once and drops its agents.
+ * Runs all engines in one process with the real clock, with the addon over a fake NIXL. The fake
+ * knows only the agents of its own process, so a killed engine stops its steps at once and drops
+ * its agents.
  */
 export async function fakeNixlFixture(options: FakeNixlFixtureOptions): Promise<FaultFixture> {
   const { backend, random } = options;
@@ -50,7 +54,8 @@ export async function fakeNixlFixture(options: FakeNixlFixtureOptions): Promise<
   const set = (name: (typeof SETTINGS)[number], value: number) => {
     process.env[`FAKE_NIXL_${name}`] = String(value);
   };
-  // Set before the first agent's thread reads the environment: later calls change values in place and move no entry.
+  // Set before the first agent's thread reads the environment: later calls change values in place
+  // and move no entry.
   for (const name of SETTINGS) set(name, 0);
   const alive = createServer((socket) => socket.on("error", () => {})).unref();
   if (backend === "LIBFABRIC") {
@@ -59,7 +64,8 @@ export async function fakeNixlFixture(options: FakeNixlFixtureOptions): Promise<
     process.env.FAKE_NIXL_ENDPOINT = String((alive.address() as AddressInfo).port);
   }
 
-  // NIXL forgets a peer whose metadata it refused because of another peer's error; the fake does not, so it gets no such errors here.
+  // NIXL forgets a peer whose metadata it refused because of another peer's error; the fake does
+  // not, so it gets no such errors here.
   let adding = 0;
   async function withoutStrayErrors<T>(add: () => Promise<T>): Promise<T> {
     adding += 1;
@@ -111,7 +117,10 @@ export async function fakeNixlFixture(options: FakeNixlFixtureOptions): Promise<
       });
       return {
         ...engine,
-        outstanding: () => ({ ...engine.outstanding(), transfers: heldBy(transport.agents).transfers }),
+        outstanding: () => ({
+          ...engine.outstanding(),
+          transfers: heldBy(transport.agents).transfers,
+        }),
       };
     },
     settle: (work) => work,

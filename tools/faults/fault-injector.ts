@@ -1,10 +1,18 @@
 import type { SeededRandom } from "@kv/transport-memory";
 
-/** Faults of a notification: it is lost, refused, sent twice or sent late; an old one is sent again; a damaged one is sent first. */
+/**
+ * Faults of a notification: it is lost, refused, sent twice or sent late; an old one is sent again;
+ * a damaged one is sent first.
+ */
 export type NotifyFault = "lost" | "refused" | "twice" | "late" | "stale" | "damaged";
-/** Faults of a transfer: it moves its bytes and fails; it begins late; it hangs until it is aborted. */
+/**
+ * Faults of a transfer: it moves its bytes and fails; it begins late; it hangs until it is aborted.
+ */
 export type TransferFault = "failed" | "late" | "hangs";
-/** Faults of a side-channel request: no answer, unreachable, an answer of random bytes; or random bytes are sent to the listener first. */
+/**
+ * Faults of a side-channel request: no answer, unreachable, an answer of random bytes; or random
+ * bytes are sent to the listener first.
+ */
 export type RequestFault = "unanswered" | "unreachable" | "noise" | "junk";
 
 /** How often each occurs, per hundred operations. */
@@ -16,7 +24,11 @@ export const NOTIFY_FAULTS: Readonly<Record<NotifyFault, number>> = {
   stale: 2,
   damaged: 3,
 };
-export const TRANSFER_FAULTS: Readonly<Record<TransferFault, number>> = { failed: 1.5, late: 3, hangs: 0.5 };
+export const TRANSFER_FAULTS: Readonly<Record<TransferFault, number>> = {
+  failed: 1.5,
+  late: 3,
+  hangs: 0.5,
+};
 export const REQUEST_FAULTS: Readonly<Record<RequestFault, number>> = {
   unanswered: 1,
   unreachable: 2,
@@ -28,7 +40,10 @@ export const REQUEST_FAULTS: Readonly<Record<RequestFault, number>> = {
 export interface FaultInjector {
   readonly random: SeededRandom;
   /** The fault to inject, or undefined for none. `chances` are in percent. */
-  draw<Kind extends string>(operation: string, chances: Readonly<Record<Kind, number>>): Kind | undefined;
+  draw<Kind extends string>(
+    operation: string,
+    chances: Readonly<Record<Kind, number>>,
+  ): Kind | undefined;
   counts(): Readonly<Record<string, number>>;
   /** Injects no faults from now on. */
   end(): void;

@@ -24,8 +24,14 @@ export interface FaultyTransportOptions {
   readonly adding?: <T>(add: () => Promise<T>) => Promise<T>;
 }
 
-/** A transport that injects faults of a network and a library. Its agents still keep the contract of `Agent`. */
-export function faultyTransport(transport: Transport, options: FaultyTransportOptions): FaultyTransport {
+/**
+ * A transport that injects faults of a network and a library. Its agents still keep the contract of
+ * `Agent`.
+ */
+export function faultyTransport(
+  transport: Transport,
+  options: FaultyTransportOptions,
+): FaultyTransport {
   const agents: Agent[] = [];
   return {
     ...transport,
@@ -59,11 +65,15 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
       const fault = injector.draw("notify", NOTIFY_FAULTS);
       // A refused notification is not kept for `stale`: it was never sent.
       if (fault === "refused") {
-        throw new KvError("KV_NOTIFICATION_FAILED", `the notification to ${remote} was made to fail`);
+        throw new KvError(
+          "KV_NOTIFICATION_FAILED",
+          `the notification to ${remote} was made to fail`,
+        );
       }
       if (fault === "late") later(remote, payload);
       if (fault === "stale") later(...(sent[random.integer(sent.length)] ?? [remote, payload]));
-      if (fault === "damaged") await agent.notify(remote, damaged(payload, random.integer)).catch(() => {});
+      if (fault === "damaged")
+        await agent.notify(remote, damaged(payload, random.integer)).catch(() => {});
       if (fault !== "lost" && fault !== "late") await agent.notify(remote, payload);
       if (fault === "twice") await agent.notify(remote, payload).catch(() => {});
       sent.push([remote, payload.slice()]);
@@ -78,7 +88,9 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
           return begunLate(agent, request, clock, random.next() * lateMs);
         case "hangs":
           // Without a signal it could not be aborted.
-          return request.signal === undefined ? agent.transfer(request) : begunLate(agent, request, clock);
+          return request.signal === undefined
+            ? agent.transfer(request)
+            : begunLate(agent, request, clock);
         default:
           return agent.transfer(request);
       }
@@ -87,8 +99,8 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
 }
 
 /**
- * Truncates the payload, repeats it, or replaces it by random bytes. No peer sends such payloads. Changing a few bytes would sometimes give
- * another valid message, which no receiver could detect.
+ * Truncates the payload, repeats it, or replaces it by random bytes. No peer sends such payloads.
+ * Changing a few bytes would sometimes give another valid message, which no receiver could detect.
  */
 function damaged(payload: Uint8Array, integer: (below: number) => number): Uint8Array {
   const kind = integer(3);
@@ -108,8 +120,16 @@ function failed(agent: Agent, { notification: _, ...request }: TransferRequest):
   };
 }
 
-/** Begins after `delayMs`; without `delayMs` it never begins. A transfer that is aborted before it begins touches no memory. */
-function begunLate(agent: Agent, original: TransferRequest, clock: Clock, delayMs?: number): Transfer {
+/**
+ * Begins after `delayMs`; without `delayMs` it never begins. A transfer that is aborted before it
+ * begins touches no memory.
+ */
+function begunLate(
+  agent: Agent,
+  original: TransferRequest,
+  clock: Clock,
+  delayMs?: number,
+): Transfer {
   // The caller may reuse its tables when this returns.
   const request: TransferRequest =
     original.runs === undefined

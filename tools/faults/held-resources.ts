@@ -4,8 +4,14 @@ import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
 const CHECK_INTERVAL_MS = 50;
 const MAX_CHECKS = 800;
 
-/** Waits until the engines hold nothing. It gives up after a limited number of checks; the run then reports what is still held. */
-export async function untilNothingHeld(engines: readonly FaultEngine[], clock: Clock): Promise<void> {
+/**
+ * Waits until the engines hold nothing. It gives up after a limited number of checks; the run then
+ * reports what is still held.
+ */
+export async function untilNothingHeld(
+  engines: readonly FaultEngine[],
+  clock: Clock,
+): Promise<void> {
   // Counts checks instead of time: while the machine stalls, no engine can release anything.
   for (let checks = 0; checks < MAX_CHECKS; checks++) {
     const held = await Promise.all(engines.map((engine) => engine.outstanding()));

@@ -3,7 +3,10 @@ import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { type EngineChild, startEngineChild } from "./engine-child.js";
 import { untilNothingHeld } from "./held-resources.js";
 
-/** Runs each engine in its own process, with NIXL over UCX and ZMQ between them, with the real clock. Engines are killed with SIGKILL. */
+/**
+ * Runs each engine in its own process, with NIXL over UCX and ZMQ between them, with the real
+ * clock. Engines are killed with SIGKILL.
+ */
 export function multiProcessFixture(options: {
   readonly connector: "pull" | "push";
   readonly seed: string;
@@ -21,7 +24,10 @@ export function multiProcessFixture(options: {
       const seed = `${options.seed} ${engineOptions.hostName} ${children.length}`;
       const sideChannelPort = ports.get(engineOptions.hostName) ?? 0;
       const { connector } = options;
-      const child = await startEngineChild({ ...engineOptions, connector, seed, sideChannelPort }, violation);
+      const child = await startEngineChild(
+        { ...engineOptions, connector, seed, sideChannelPort },
+        violation,
+      );
       if (options.faults === false) child.stopFaults();
       ports.set(engineOptions.hostName, child.address.port);
       children.push(child);

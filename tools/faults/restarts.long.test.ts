@@ -11,7 +11,10 @@ import { multiProcessFixture } from "./multi-process-fixture.js";
 const restarts = Number(process.env.KV_NIXL_RESTARTS ?? 10);
 /** vLLM's default: a heartbeat every 5 s. */
 const LEASE_MS = 30_000;
-const CONNECTORS = { pull: { connector: pullConnector }, push: { connector: pushConnector, atOnce: 0.5 } };
+const CONNECTORS = {
+  pull: { connector: pullConnector },
+  push: { connector: pushConnector, atOnce: 0.5 },
+};
 
 describe.skipIf(nixlMissing)(
   `SIGKILL and restart at one address, over NIXL and UCX, each engine in its own process (${nixlMissing ?? "found"})`,
@@ -19,7 +22,11 @@ describe.skipIf(nixlMissing)(
     it.each(["pull", "push"] as const)(
       `vllm#49238, sglang#34289, %s: ${restarts} times, every request ends, the first success comes within a heartbeat, nothing leaks, no byte is wrong`,
       async (name) => {
-        const fixture = multiProcessFixture({ connector: name, seed: `${seed} ${name}`, faults: false });
+        const fixture = multiProcessFixture({
+          connector: name,
+          seed: `${seed} ${name}`,
+          faults: false,
+        });
         const load = {
           ...CONNECTORS[name],
           seed: `${seed} ${name}`,

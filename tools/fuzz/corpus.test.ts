@@ -14,7 +14,9 @@ describe.each(Object.entries(TARGETS))("%s", (name, target) => {
   });
 
   test(`each seed is accepted, and ${MUTANTS} mutants are read or refused`, () => {
-    expect(target.seeds.map((seed) => checkInput(target, seed))).toEqual(target.seeds.map(() => undefined));
+    expect(target.seeds.map((seed) => checkInput(target, seed))).toEqual(
+      target.seeds.map(() => undefined),
+    );
     const pick = seededPick(1);
     for (let i = 0; i < MUTANTS; i += 1) {
       const input = mutate(target, target.seeds, pick);

@@ -5,7 +5,10 @@ export interface FuzzWork {
   /** When it ends, as `Date.now()`. */
   readonly untilMs: number;
   readonly corpus: readonly Uint8Array[];
-  /** The number of inputs that were begun, the length of the current one or `NOT_READING` (32 bits each), and its bytes. */
+  /**
+   * The number of inputs that were begun, the length of the current one or `NOT_READING` (32 bits
+   * each), and its bytes.
+   */
   readonly shared: SharedArrayBuffer;
 }
 

@@ -1,4 +1,5 @@
-// The thread that reads mutated inputs. The main thread sees in `shared` which one is being read, and ends this thread when it hangs.
+// The thread that reads mutated inputs. The main thread sees in `shared` which one is being read,
+// and ends this thread when it hangs.
 import { parentPort, workerData } from "node:worker_threads";
 import { checkInput } from "./check-input.js";
 import { Coverage } from "./coverage.js";
@@ -45,7 +46,8 @@ while (Date.now() < untilMs && failures.size < MOST_FAILURES) {
   for (const input of batch) read(input);
   const news = coverage.takeNew();
   if (news.size === 0) continue;
-  // The counts are read once per batch, because that takes as long as many inputs. The inputs that reached new code are found by themselves.
+  // The counts are read once per batch, because that takes as long as many inputs. The inputs that
+  // reached new code are found by themselves.
   for (const input of batch) {
     read(input);
     const reached = [...coverage.takeNew()].filter((block) => news.has(block));

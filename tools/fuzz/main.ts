@@ -1,5 +1,6 @@
-// npm run fuzz -- [--target NAME,NAME] [--minutes N] [--seed N] [--keep]: mutated inputs against everything that reads the bytes of peers,
-// clients and files. A failing input is saved in tools/fuzz/corpus, which `npm test` replays. --keep also saves inputs that reach new code.
+// npm run fuzz -- [--target NAME,NAME] [--minutes N] [--seed N] [--keep]: mutated inputs against
+// everything that reads the bytes of peers, clients and files. A failing input is saved in
+// tools/fuzz/corpus, which `npm test` replays. --keep also saves inputs that reach new code.
 import { parseArgs } from "node:util";
 import { Worker } from "node:worker_threads";
 import { keepInput, readCorpus } from "./corpus.js";
@@ -7,7 +8,10 @@ import { type FuzzReport, type FuzzWork, NOT_READING } from "./fuzz-messages.js"
 import { MAX_INPUT_BYTES } from "./mutate.js";
 import { TARGETS } from "./targets/index.js";
 
-/** An input hangs that takes more processor time than this, or that is not done after `WAIT_MS`, when others use the processor too. */
+/**
+ * An input hangs that takes more processor time than this, or that is not done after `WAIT_MS`,
+ * when others use the processor too.
+ */
 const PROCESSOR_MS = 30_000;
 const WAIT_MS = 600_000;
 /** Readers bound their memory far below this. */
@@ -35,7 +39,8 @@ for (const name of names) {
   stop(`--target must be of ${Object.keys(TARGETS).join(", ")}, not ${JSON.stringify(name)}`);
 }
 if (!(minutes > 0)) stop(`--minutes must be above 0, not ${JSON.stringify(values.minutes)}`);
-if (!Number.isSafeInteger(seed)) stop(`--seed must be an integer, not ${JSON.stringify(values.seed)}`);
+if (!Number.isSafeInteger(seed))
+  stop(`--seed must be an integer, not ${JSON.stringify(values.seed)}`);
 
 function stop(message: string): never {
   process.stderr.write(`${message}\n`);
@@ -63,7 +68,11 @@ async function fuzz(name: string): Promise<number> {
   let [failed, tries, blocks, kept] = [0, 0, 0, 0];
   for (let round = 0; Date.now() < endMs && failed < MOST_FAILURES; round += 1) {
     const untilMs = Math.min(endMs, Date.now() + ROUND_MS);
-    const { covers, ...done } = await fuzzInThread(name, { seed: seed + round, untilMs, corpus: inputs });
+    const { covers, ...done } = await fuzzInThread(name, {
+      seed: seed + round,
+      untilMs,
+      corpus: inputs,
+    });
     failed += done.failed;
     tries += done.tries;
     blocks = Math.max(blocks, done.blocks);
@@ -99,7 +108,8 @@ async function fuzzInThread(
       `FAIL  ${name}, seed ${work.seed}: ${failure}\n      saved as ${keepInput(name, input, "failed")}`,
     );
   };
-  const currentInput = () => Uint8Array.from(new Uint8Array(shared, 8, Math.max(0, Atomics.load(state, 1))));
+  const currentInput = () =>
+    Uint8Array.from(new Uint8Array(shared, 8, Math.max(0, Atomics.load(state, 1))));
   let begun = -1;
   let since = timesMs();
   const watch = setInterval(() => {
@@ -113,7 +123,10 @@ async function fuzzInThread(
     const taken = { processor: processor - since.processor, clock: clock - since.clock };
     if (taken.processor < PROCESSOR_MS && taken.clock < WAIT_MS) return;
     clearInterval(watch);
-    fail(currentInput(), `the input is read for ${taken.clock} ms, ${taken.processor} ms of processor time`);
+    fail(
+      currentInput(),
+      `the input is read for ${taken.clock} ms, ${taken.processor} ms of processor time`,
+    );
     void worker.terminate();
   }, 1000);
   worker.on("message", (message: FuzzReport) => {

@@ -14,12 +14,16 @@ export function seededPick(seed: number): Pick {
   };
 }
 
-/** Longest input. Each target's readers have limits above and below it; their own tests cover the limits. */
+/**
+ * Longest input. Each target's readers have limits above and below it; their own tests cover the
+ * limits.
+ */
 export const MAX_INPUT_BYTES = 1 << 16;
 
 /** Bytes with a meaning in msgpack, JSON or UTF-8, and the borders of integers. */
 const BYTES = [
-  0, 1, 0x7f, 0x80, 0x90, 0xc0, 0xc1, 0xc4, 0xc6, 0xcb, 0xcf, 0xd3, 0xd9, 0xdb, 0xdd, 0xdf, 0xff, 10, 34, 92,
+  0, 1, 0x7f, 0x80, 0x90, 0xc0, 0xc1, 0xc4, 0xc6, 0xcb, 0xcf, 0xd3, 0xd9, 0xdb, 0xdd, 0xdf, 0xff,
+  10, 34, 92,
 ];
 const ODD_VALUES: readonly unknown[] = [
   null,
@@ -68,7 +72,10 @@ export function mutate(target: FuzzTarget, corpus: readonly Uint8Array[], pick: 
 }
 
 function splice(first: Uint8Array, second: Uint8Array, pick: Pick): Uint8Array {
-  return Buffer.concat([first.subarray(0, pick(first.length + 1)), second.subarray(pick(second.length + 1))]);
+  return Buffer.concat([
+    first.subarray(0, pick(first.length + 1)),
+    second.subarray(pick(second.length + 1)),
+  ]);
 }
 
 function replaceRange(input: Uint8Array, at: number, length: number, by: Uint8Array): Uint8Array {
@@ -94,7 +101,12 @@ function mutateBytes(input: Uint8Array, words: readonly string[], pick: Pick): U
         Uint8Array.from({ length }, () => pick(256)),
       );
     case 4:
-      return replaceRange(input, at, pick(2) * length, new TextEncoder().encode(words[pick(words.length)]));
+      return replaceRange(
+        input,
+        at,
+        pick(2) * length,
+        new TextEncoder().encode(words[pick(words.length)]),
+      );
     case 5:
       // Small bytes, as lengths and counts are.
       return replaceRange(
@@ -111,7 +123,10 @@ function mutateBytes(input: Uint8Array, words: readonly string[], pick: Pick): U
   }
 }
 
-/** Replaces, adds, removes, repeats or nests one value of a JSON text; changes bytes where it is not JSON. */
+/**
+ * Replaces, adds, removes, repeats or nests one value of a JSON text; changes bytes where it is not
+ * JSON.
+ */
 function mutateJson(input: Uint8Array, words: readonly string[], pick: Pick): Uint8Array {
   let root: { value: unknown };
   try {

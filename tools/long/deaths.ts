@@ -1,4 +1,5 @@
-// Ends peers in every way, in every phase and over every route. The agent that knew them must go on, and leave nothing behind.
+// Ends peers in every way, in every phase and over every route. The agent that knew them must go
+// on, and leave nothing behind.
 //   node --import tsx tools/long/deaths.ts [--runs 10] [--cells libfabric-tcp,ucx-cma/stop]
 import { parseArgs } from "node:util";
 import { cablesMissing } from "../../packages/nixl/test/deaths/cable.js";

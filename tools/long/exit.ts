@@ -19,13 +19,16 @@ export const OUTPUT_BYTES = 1 << 20;
 /** The exit with that number. Equal seeds give equal runs. */
 export function drawExit(seed: string, number: number): Exit {
   const bytes = createHash("sha256").update(`${seed} ${number}`).digest();
-  const pick = <T>(list: readonly T[], at: number): T => list[bytes.readUInt32LE(at) % list.length] as T;
+  const pick = <T>(list: readonly T[], at: number): T =>
+    list[bytes.readUInt32LE(at) % list.length] as T;
   const thread = pick(["main", "main", "worker"] as const, 0);
   return {
     place: pick(PLACES, 4),
     thread,
     ending: pick(
-      thread === "main" ? (["return", "exit"] as const) : (["return", "exit", "terminate"] as const),
+      thread === "main"
+        ? (["return", "exit"] as const)
+        : (["return", "exit", "terminate"] as const),
       8,
     ),
     lingerMs: pick([0, 0, 1, 5, 20], 12),

@@ -1,5 +1,5 @@
-// A process, or a worker thread in it, that uses NIXL up to a given place, writes 1 MiB to its stdout, and ends. run-exits.ts bundles it into one
-// file of JavaScript.
+// A process, or a worker thread in it, that uses NIXL up to a given place, writes 1 MiB to its
+// stdout, and ends. run-exits.ts bundles it into one file of JavaScript.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { type Exit, OUTPUT_BYTES } from "./exit.js";
@@ -21,7 +21,8 @@ const write = () =>
   new Promise<void>((resolve) => process.stdout.write("x".repeat(OUTPUT_BYTES), () => resolve()));
 
 if (isMainThread) {
-  // process.exit() drops output that a pipe has not taken yet, so the output is written before it. Otherwise it is still being written at the end.
+  // process.exit() drops output that a pipe has not taken yet, so the output is written before it.
+  // Otherwise it is still being written at the end.
   if (exit.ending === "exit") await write();
   const worker = await reached();
   await new Promise((resolve) => setTimeout(resolve, exit.lingerMs));

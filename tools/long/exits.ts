@@ -1,4 +1,5 @@
-// Runs many processes that use NIXL and end at random places. Each must end with exit code 0 and its whole output.
+// Runs many processes that use NIXL and end at random places. Each must end with exit code 0 and
+// its whole output.
 //   node --import tsx tools/long/exits.ts [--count 200] [--seed WORD] [--only NUMBER] [--jobs 2]
 import { parseArgs } from "node:util";
 import { runExits } from "./run-exits.js";
@@ -17,7 +18,8 @@ let done = 0;
 
 await runExits({
   seed,
-  numbers: only === undefined ? Array.from({ length: Number(values.count) }, (_, i) => i) : [Number(only)],
+  numbers:
+    only === undefined ? Array.from({ length: Number(values.count) }, (_, i) => i) : [Number(only)],
   jobs: Number(values.jobs),
   onEnd(failure) {
     done += 1;

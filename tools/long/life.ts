@@ -1,6 +1,9 @@
 import type { Transport } from "@kv/interface";
 
-/** Places at which a process with NIXL may end. At `creating`, `registering`, `posted` and `closing` the operation is in progress. */
+/**
+ * Places at which a process with NIXL may end. At `creating`, `registering`, `posted` and `closing`
+ * the operation is in progress.
+ */
 export const PLACES = [
   "unused",
   "allocated",
@@ -22,10 +25,16 @@ export type Place = (typeof PLACES)[number];
 const PAGE_BYTES = 4096;
 const PAGES = 8192;
 
-/** Creates two agents, READs scattered pages between them, and closes both. It stops where the caller stops iterating. */
+/**
+ * Creates two agents, READs scattered pages between them, and closes both. It stops where the
+ * caller stops iterating.
+ */
 async function* life(transport: Transport): AsyncGenerator<Place> {
   yield "unused";
-  const [target, source] = [transport.allocate(PAGES * PAGE_BYTES), transport.allocate(PAGES * PAGE_BYTES)];
+  const [target, source] = [
+    transport.allocate(PAGES * PAGE_BYTES),
+    transport.allocate(PAGES * PAGE_BYTES),
+  ];
   yield "allocated";
   const creating = [transport.createAgent(), transport.createAgent()] as const;
   yield "creating";
@@ -39,10 +48,19 @@ async function* life(transport: Transport): AsyncGenerator<Place> {
   yield "connected";
   const rows = (address: number) => Float64Array.of(address, PAGE_BYTES, 0, PAGE_BYTES, PAGES);
   const local = await reader.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
-  const remote = await reader.prepareRemote(owner.name, { memoryType: "DRAM", rows: rows(source.address) });
+  const remote = await reader.prepareRemote(owner.name, {
+    memoryType: "DRAM",
+    rows: rows(source.address),
+  });
   yield "prepared";
   const ids = Int32Array.from({ length: PAGES }, (_, index) => (index * 2741) % PAGES);
-  const transfer = reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids });
+  const transfer = reader.transfer({
+    operation: "READ",
+    local,
+    localIds: ids,
+    remote,
+    remoteIds: ids,
+  });
   yield "posted";
   await transfer.done;
   yield "transferred";
@@ -64,5 +82,6 @@ async function* life(transport: Transport): AsyncGenerator<Place> {
 export async function liveUntil(transport: Transport, place: Place): Promise<void> {
   // Not `for await`: leaving that loop would end the generator.
   const steps = life(transport);
-  for (let step = await steps.next(); step.done !== true && step.value !== place; ) step = await steps.next();
+  for (let step = await steps.next(); step.done !== true && step.value !== place; )
+    step = await steps.next();
 }

@@ -1,12 +1,15 @@
 import { vi } from "vitest";
 
-// Multiplies the runs of every fast-check property by KV_PROPERTY_FACTOR. KV_PROPERTY_FIRST=1 stops at the first failing case, without
-// shrinking it.
+// Multiplies the runs of every fast-check property by KV_PROPERTY_FACTOR. KV_PROPERTY_FIRST=1 stops
+// at the first failing case, without shrinking it.
 vi.mock("fast-check", async (original) => {
   const real = await original<typeof import("fast-check")>();
   const factor = Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
   const first = process.env["KV_PROPERTY_FIRST"] === "1";
-  const assert = ((property: Parameters<typeof real.assert>[0], parameters?: { numRuns?: number }) =>
+  const assert = ((
+    property: Parameters<typeof real.assert>[0],
+    parameters?: { numRuns?: number },
+  ) =>
     real.assert(property, {
       ...parameters,
       ...(first ? { endOnFailure: true } : {}),

@@ -1,4 +1,5 @@
-// npm run prove [-- --factor 50]: the properties of @kv/plan and @kv/topology, with many more cases than in npm test.
+// npm run prove [-- --factor 50]: the properties of @kv/plan and @kv/topology, with many more cases
+// than in npm test.
 import { parseArgs } from "node:util";
 import { runInTerminal, vitest } from "../setup/setup.mjs";
 
@@ -9,4 +10,7 @@ if (!(Number(values.factor) > 0)) {
 }
 const files = ["packages/plan", "packages/kv-plan/src/data", "packages/topology"];
 const args = ["run", "--config", "tools/long/vitest.config.ts", ...files];
-process.exitCode = await runInTerminal(vitest, args, { ...process.env, KV_PROPERTY_FACTOR: values.factor });
+process.exitCode = await runInTerminal(vitest, args, {
+  ...process.env,
+  KV_PROPERTY_FACTOR: values.factor,
+});

@@ -12,14 +12,20 @@ export interface ExitsOptions {
   readonly numbers: readonly number[];
   /** Processes at a time. */
   readonly jobs: number;
-  /** Called after each process. `failure` is undefined for a correct end; otherwise it includes the command that replays it. */
+  /**
+   * Called after each process. `failure` is undefined for a correct end; otherwise it includes the
+   * command that replays it.
+   */
   readonly onEnd: (failure: string | undefined) => void;
 }
 
 const TIMEOUT_MS = 120_000;
 const EXITING = fileURLToPath(new URL("./exiting.ts", import.meta.url));
 
-/** Runs processes that use NIXL and end at random places. Each must end with exit code 0 and its whole output. */
+/**
+ * Runs processes that use NIXL and end at random places. Each must end with exit code 0 and its
+ * whole output.
+ */
 export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Promise<void> {
   const folder = await mkdtemp(join(tmpdir(), "kv-exits-"));
   const left = [...numbers];
@@ -47,7 +53,11 @@ export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Pr
 function failureOf(exit: Exit, file: string): Promise<string | undefined> {
   return new Promise((resolve, reject) => {
     const child = spawn(process.execPath, [file, JSON.stringify(exit)], {
-      env: { ...process.env, ...ADDON_OF_BUNDLES, ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}) },
+      env: {
+        ...process.env,
+        ...ADDON_OF_BUNDLES,
+        ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}),
+      },
       stdio: ["ignore", "pipe", "pipe"],
     });
     let writtenBytes = 0;

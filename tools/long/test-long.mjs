@@ -1,4 +1,5 @@
-// npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
+// npm run test:long: the runs that take too long for npm test. The last line counts runs and
+// processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
 //     --addon-requests 5000 --only whole,faults,addon,exits,deaths,descriptors,bundlers,properties,isolation-property,mutations,stream-cuts,growth,restarts,attacks --attacks WORD,WORD --jobs 2
 //     --cells WORD,WORD
@@ -77,7 +78,10 @@ const connectors = listOf("connectors", ["pull", "push"]);
 let passed = 0;
 let failed = 0;
 
-/** One run. It passes when its command ends with 0; otherwise its output is shown, with the command that replays it. */
+/**
+ * One run. It passes when its command ends with 0; otherwise its output is shown, with the command
+ * that replays it.
+ */
 async function check(name, env, command, args) {
   const begun = Date.now();
   try {
@@ -116,7 +120,10 @@ async function whole() {
   await check("all suites in their long form", { KV_LONG: "1" }, vitest, ["run"]);
 }
 
-/** The fault runs over the addon, with pull and push: on the stand-in for NIXL in one process, and on UCX between processes. */
+/**
+ * The fault runs over the addon, with pull and push: on the stand-in for NIXL in one process, and
+ * on UCX between processes.
+ */
 async function addon() {
   const env = { KV_ADDON_REQUESTS: `${addonRequests}`, KV_SEED: values.seed };
   await check(`${addonRequests} requests under faults over the addon, six times`, env, vitest, [
@@ -131,17 +138,28 @@ async function properties() {
   await check(`properties with ${propertyFactor} times their runs`, env, vitest, args);
 }
 
-/** Random users and attackers at one P and one D, without and with a key, for each connector: 50 scenes, times the factor. */
+/**
+ * Random users and attackers at one P and one D, without and with a key, for each connector: 50
+ * scenes, times the factor.
+ */
 async function isolationProperty() {
   const env = { KV_PROPERTY_FACTOR: `${propertyFactor}` };
   for (const connector of connectors) {
     const file = `packages/${connector}/test/isolation-property.test.ts`;
     const args = ["run", "--config", "tools/long/vitest.config.ts", file];
-    await check(`${connector}: ${100 * propertyFactor} scenes of users and attackers`, env, vitest, args);
+    await check(
+      `${connector}: ${100 * propertyFactor} scenes of users and attackers`,
+      env,
+      vitest,
+      args,
+    );
   }
 }
 
-/** Damaged metadata against the stand-in for NIXL; some of it against NIXL itself, in a process that may crash. And damaged notifications. */
+/**
+ * Damaged metadata against the stand-in for NIXL; some of it against NIXL itself, in a process that
+ * may crash. And damaged notifications.
+ */
 async function damagedBytes() {
   const checked = Math.ceil(mutations / 100);
   const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
@@ -154,20 +172,30 @@ async function damagedBytes() {
   await check(what, env, vitest, ["run", ...files]);
 }
 
-/** Requests whose bodies, and answers whose streams, are cut at every byte, through each way of the router. */
+/**
+ * Requests whose bodies, and answers whose streams, are cut at every byte, through each way of the
+ * router.
+ */
 async function streamCuts() {
   const env = { KV_STREAM_CUTS: "all", KV_SEED: values.seed };
-  await check("answers and bodies cut at every byte", env, vitest, ["run", "packages/proxy/test/cuts"]);
+  await check("answers and bodies cut at every byte", env, vitest, [
+    "run",
+    "packages/proxy/test/cuts",
+  ]);
 }
 
-/** P or D ends by SIGKILL at random moments and starts again at its address: 1,000 times in memory, and 100 times between processes over NIXL, pull and push each. */
+/**
+ * P or D ends by SIGKILL at random moments and starts again at its address: 1,000 times in memory,
+ * and 100 times between processes over NIXL, pull and push each.
+ */
 async function restarts() {
   const env = { KV_RESTARTS: "1000", KV_NIXL_RESTARTS: "100", KV_SEED: values.seed };
   const files = [
     ...connectors.map((name) => `packages/${name}/test/restarts.test.ts`),
     "tools/faults/restarts.long.test.ts",
   ];
-  for (const file of files) await check(`restarts at one address, ${file}`, env, vitest, ["run", file]);
+  for (const file of files)
+    await check(`restarts at one address, ${file}`, env, vitest, ["run", file]);
 }
 
 /** Whether costs grow no faster than wanted, at small sizes. */
@@ -181,12 +209,18 @@ function exitsOfProcesses() {
   return countedRuns("exits", ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`]);
 }
 
-/** Every end of a peer in every phase over every route, ten times each. `--cells` has the beginnings of their names, to go on where a run was cut off. */
+/**
+ * Every end of a peer in every phase over every route, ten times each. `--cells` has the beginnings
+ * of their names, to go on where a run was cut off.
+ */
 function deathsOfPeers() {
   return countedRuns("deaths", values.cells === "" ? [] : ["--cells", values.cells]);
 }
 
-/** Every number of free file descriptors from 0 to 32, each with a new agent, two of them, and a peer that is added and read: no process ends by a signal. */
+/**
+ * Every number of free file descriptors from 0 to 32, each with a new agent, two of them, and a
+ * peer that is added and read: no process ends by a signal.
+ */
 async function fewDescriptors() {
   const file = "packages/nixl/test/process/few-descriptors.long.test.ts";
   await check("0 to 32 descriptors left", { KV_LONG: "1" }, vitest, ["run", file]);
@@ -203,7 +237,9 @@ async function bundlers() {
 /** Runs a program of tools/long over NIXL, and adds what its last line has counted. */
 async function countedRuns(kind, args) {
   if (!nixl.ready) {
-    console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  ${kind} need NIXL: ${nixl.why}`);
+    console.log(
+      `${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  ${kind} need NIXL: ${nixl.why}`,
+    );
     if (process.env.CI === "true") failed += 1;
     return;
   }
@@ -230,14 +266,19 @@ async function countedRuns(kind, args) {
   }
 }
 
-/** The files of tools/attacks one after another, the floods last: they are measured against a demo that nothing else disturbs. */
+/**
+ * The files of tools/attacks one after another, the floods last: they are measured against a demo
+ * that nothing else disturbs.
+ */
 async function attacks() {
   const folder = join(root, "tools/attacks");
   const words = values.attacks.split(",").filter((word) => word !== "");
   const files = readdirSync(folder)
     .filter((file) => file.endsWith(".ts") && !file.endsWith(".test.ts"))
     .filter((file) => words.length === 0 || words.some((word) => file.includes(word)))
-    .sort((a, b) => Number(a === "under-flood.ts") - Number(b === "under-flood.ts") || (a < b ? -1 : 1));
+    .sort(
+      (a, b) => Number(a === "under-flood.ts") - Number(b === "under-flood.ts") || (a < b ? -1 : 1),
+    );
   if (files.length === 0) {
     failed += 1;
     console.log(`FAIL  no file of tools/attacks has one of ${words.join(", ")} in its name`);
@@ -282,7 +323,12 @@ function runAttack(file, runsFloods) {
         const row = JSON.parse(text.trimEnd().split("\n").at(-1));
         resolve({ ...row, ok: row.ok === true && code === 0 });
       } catch {
-        resolve({ attack: file, tries: "-", result: `ended with ${signal ?? code}${late}`, ok: false });
+        resolve({
+          attack: file,
+          tries: "-",
+          result: `ended with ${signal ?? code}${late}`,
+          ok: false,
+        });
       }
     });
   });

@@ -4,7 +4,8 @@ import { fileURLToPath } from "node:url";
 import { defineConfig, mergeConfig } from "vitest/config";
 import shared from "../../vitest.config.js";
 
-// The tests with fast-check properties, each with KV_PROPERTY_FACTOR times its runs. For `npm run test:long` and `npm run prove`.
+// The tests with fast-check properties, each with KV_PROPERTY_FACTOR times its runs. For
+// `npm run test:long` and `npm run prove`.
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const files = ["packages", "apps"].flatMap((place) =>
   readdirSync(join(root, place)).flatMap((name) =>

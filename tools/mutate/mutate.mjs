@@ -1,5 +1,6 @@
-// npm run mutate [-- --only AREA,… | --mutate FILE,…] [--raise]: mutation tests (Stryker), docs/design/mutation.md. Without --mutate, a sample of the mutants of
-// each area, whose score may not be below tools/mutate/mutation-floors.json; --raise writes a better score there.
+// npm run mutate [-- --only AREA,… | --mutate FILE,…] [--raise]: mutation tests (Stryker),
+// docs/design/mutation.md. Without --mutate, a sample of the mutants of each area, whose score may
+// not be below tools/mutate/mutation-floors.json; --raise writes a better score there.
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
@@ -8,8 +9,8 @@ import { root, runInTerminal } from "../setup/setup.mjs";
 /** Tests of whole requests between P and D, in memory: a second or two for each file. */
 const REQUESTS = "packages/{pull,push}/test/{scenarios,traces}.test.ts";
 /**
- * What is mutated, by which tests it is judged, and one of how many statements is in the sample. Left out: texts, metrics, settings, and staging, whose tests
- * are those of @kv/neuron.
+ * What is mutated, by which tests it is judged, and one of how many statements is in the sample.
+ * Left out: texts, metrics, settings, and staging, whose tests are those of @kv/neuron.
  */
 const AREAS = {
   topology: {
@@ -68,7 +69,11 @@ if (values.mutate === undefined) {
     if (area === undefined) throw new Error(`no area ${name}: ${Object.keys(AREAS).join(", ")}`);
     const floor = floors[name];
     const begunMs = Date.now();
-    const code = await stryker([area.files], { tests: area.tests, sample: area.sample, report: name });
+    const code = await stryker([area.files], {
+      tests: area.tests,
+      sample: area.sample,
+      report: name,
+    });
     const { score, found, alive } = code === 0 ? scoreOf(name) : { score: 0, found: 0, alive: [] };
     const minutes = ((Date.now() - begunMs) / 60_000).toFixed(1);
     console.log(
@@ -76,7 +81,9 @@ if (values.mutate === undefined) {
     );
     if (code !== 0 || score < floor) {
       process.exitCode = 1;
-      console.log(`${name} is below its floor. A test must fail for each of these:\n${alive.join("\n")}`);
+      console.log(
+        `${name} is below its floor. A test must fail for each of these:\n${alive.join("\n")}`,
+      );
     } else if (values.raise && score > floor) {
       floors[name] = score;
       writeFileSync(FLOORS, `${JSON.stringify(floors, undefined, 2)}\n`);
@@ -104,7 +111,10 @@ function stryker(mutated, { tests, sample, report }) {
   });
 }
 
-/** The tests of some files: those of their area, where it is one. With KV_MUTATE_SCOPE: none, and tools/mutate/vitest.config.ts has the tests. */
+/**
+ * The tests of some files: those of their area, where it is one. With KV_MUTATE_SCOPE: none, and
+ * tools/mutate/vitest.config.ts has the tests.
+ */
 function ownTests(files) {
   if (process.env.KV_MUTATE_SCOPE !== undefined) return [];
   const area = Object.values(AREAS).find((each) =>

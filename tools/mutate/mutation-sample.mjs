@@ -1,5 +1,6 @@
-// A plugin of Stryker: mutates a part of the statements and conditions, the same ones in each run (KV_MUTATE_SAMPLE: one of how many). What decides is the
-// text, so an edit elsewhere in a file changes nothing.
+// A plugin of Stryker: mutates a part of the statements and conditions, the same ones in each run
+// (KV_MUTATE_SAMPLE: one of how many). What decides is the text, so an edit elsewhere in a file
+// changes nothing.
 import { createHash } from "node:crypto";
 
 const oneOf = Number(process.env.KV_MUTATE_SAMPLE ?? 1);

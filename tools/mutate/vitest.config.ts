@@ -14,7 +14,10 @@ const ALL = [
   ...(scope === "proofs" ? ["packages/plan/test/prove/{proof,proof-kinds}.test.ts"] : []),
 ];
 
-/** A mutant's run ends with the first failing test: unit tests run first, tests that move bytes last. */
+/**
+ * A mutant's run ends with the first failing test: unit tests run first, tests that move bytes
+ * last.
+ */
 class UnitsFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
     const late = ({ moduleId }: TestSpecification) => Number(moduleId.includes("/test/"));
@@ -22,8 +25,8 @@ class UnitsFirst extends BaseSequencer {
   }
 }
 
-// The tests that judge a mutated mapping or plan, for `npm run mutate`. Properties draw a tenth of their cases: there are thousands of mutants, and a
-// few cases detect one.
+// The tests that judge a mutated mapping or plan, for `npm run mutate`. Properties draw a tenth of
+// their cases: there are thousands of mutants, and a few cases detect one.
 export default mergeConfig(
   // Without the global set-up, which builds the programs: no test here starts one.
   { ...shared, test: { ...shared.test, projects: undefined, globalSetup: [], include: [] } },

@@ -1,6 +1,7 @@
-// npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into an empty folder, and runs the first example
-// of its README there, over UCX and over LIBFABRIC: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler
-// or NIXL of this machine.
+// npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into
+// an empty folder, and runs the first example of its README there, over UCX and over LIBFABRIC:
+// with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or
+// NIXL of this machine.
 import { execFileSync } from "node:child_process";
 import {
   existsSync,
@@ -43,13 +44,25 @@ function npmProgram() {
   return realpathSync(found);
 }
 
-/** Installs the tarballs with npm, and their dependencies from where npm of this machine takes them. */
+/**
+ * Installs the tarballs with npm, and their dependencies from where npm of this machine takes them.
+ */
 function install({ folder, home, bin }) {
   const files = Object.fromEntries(tarballs());
-  const manifest = { name: "selftest", private: true, type: "module", dependencies: files, overrides: files };
+  const manifest = {
+    name: "selftest",
+    private: true,
+    type: "module",
+    dependencies: files,
+    overrides: files,
+  };
   writeFileSync(join(folder, "package.json"), JSON.stringify(manifest));
   const npm = (args, options) =>
-    execFileSync(process.execPath, [npmProgram(), ...args], { encoding: "utf8", stdio: "pipe", ...options });
+    execFileSync(process.execPath, [npmProgram(), ...args], {
+      encoding: "utf8",
+      stdio: "pipe",
+      ...options,
+    });
   const configured = (key) => npm(["config", "get", key], { cwd: root }).trim();
   const env = {
     ...process.env,
@@ -71,7 +84,9 @@ function node(args, { folder, home, bin }, variables = {}) {
 
 export async function selftest() {
   const script = (name) => join(root, "native/scripts", name);
-  await run(process.execPath, [script("build-platforms.mjs"), "--platform", platform], { show: true });
+  await run(process.execPath, [script("build-platforms.mjs"), "--platform", platform], {
+    show: true,
+  });
   await run(process.execPath, [script("build-libs.mjs"), "--platform", platform], { show: true });
   const work = mkdtempSync(join(tmpdir(), "kv-nixl-selftest-"));
   try {

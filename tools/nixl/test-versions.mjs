@@ -1,5 +1,6 @@
-// npm run test:versions [-- 1.0.1 1.5.1]: runs the tests of @kv/nixl over UCX against several versions of NIXL. Each is fetched with pip (50 to 80 MB)
-// into a cache below node_modules. The last lines are a table.
+// npm run test:versions [-- 1.0.1 1.5.1]: runs the tests of @kv/nixl over UCX against several
+// versions of NIXL. Each is fetched with pip (50 to 80 MB) into a cache below node_modules. The
+// last lines are a table.
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -55,6 +56,12 @@ for (const version of versions) {
       .join("; ") || "-",
   ]);
 }
-const head = ["NIXL", "tests over UCX", "its C API lacks", "plugins that load", "plugins that do not"];
+const head = [
+  "NIXL",
+  "tests over UCX",
+  "its C API lacks",
+  "plugins that load",
+  "plugins that do not",
+];
 for (const row of [head, head.map(() => "---"), ...rows]) console.log(`| ${row.join(" | ")} |`);
 process.exitCode = rows.every(([, outcome]) => outcome === "pass") ? 0 : 1;

@@ -1,5 +1,5 @@
-// A long suite: installs bundlers, and builds with each of them.
-// The recipes of docs/recipes/bundlers.md, with the packed packages: each output runs alone, in another folder.
+// A long suite: installs bundlers, and builds with each of them. The recipes of
+// docs/recipes/bundlers.md, with the packed packages: each output runs alone, in another folder.
 import { type ChildProcess, execFile, spawn } from "node:child_process";
 import { cp, mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
@@ -13,12 +13,21 @@ import { root } from "../release/packages.js";
 import { packForInstall } from "./install.js";
 
 const TOOLS = [
-  ...["esbuild@0.28.2", "webpack@5.113.0", "@vercel/nft@1.11.5", "postject@1.0.0-alpha.6"],
-  ...["next@16.4.6", "react@19.3.1", "react-dom@19.3.1"],
+  "esbuild@0.28.2",
+  "webpack@5.113.0",
+  "@vercel/nft@1.11.5",
+  "postject@1.0.0-alpha.6",
+  "next@16.4.6",
+  "react@19.3.1",
+  "react-dom@19.3.1",
 ];
 const SECTIONS = [
-  ...["esbuild", "webpack", "@vercel/nft", "Next.js, standalone"],
-  ...["A single executable application (SEA)", "node --permission"],
+  "esbuild",
+  "webpack",
+  "@vercel/nft",
+  "Next.js, standalone",
+  "A single executable application (SEA)",
+  "node --permission",
 ];
 const page = await readFile(join(root, "docs/recipes/bundlers.md"), "utf8");
 const run = promisify(execFile);
@@ -31,7 +40,10 @@ beforeAll(async () => {
   const install = await packForInstall(["@kv/nixl"], join(work, "tarballs"), () => {});
   await mkdir(project());
   await mkdir(join(work, "home"));
-  await writeFile(join(project(), "package.json"), JSON.stringify({ private: true, type: "module" }));
+  await writeFile(
+    join(project(), "package.json"),
+    JSON.stringify({ private: true, type: "module" }),
+  );
   const flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"];
   await run("bash", ["-c", [install, ...flags, ...TOOLS].join(" ")], { cwd: project() });
   for (const [path, content] of filesOf(page)) {
@@ -42,7 +54,10 @@ beforeAll(async () => {
 
 afterAll(() => rm(work, { recursive: true, force: true }));
 
-/** The lines of a section's commands. Those with a folder run a program in a copy of this folder alone. */
+/**
+ * The lines of a section's commands. Those with a folder run a program in a copy of this folder
+ * alone.
+ */
 function commandsOf(section: string): { line: string; folder: string | undefined }[] {
   const text = page.split(/^## /m).find((each) => each.startsWith(`${section}\n`)) ?? "";
   const block = /^```bash\n([\s\S]*?)^```$/m.exec(text)?.[1] ?? "";
@@ -72,7 +87,8 @@ async function freePort(): Promise<number> {
 /** What a server answers on /move, once it listens. */
 async function answerOf(server: ChildProcess, port: number): Promise<string> {
   let said = "";
-  for (const stream of [server.stdout, server.stderr]) stream?.on("data", (chunk) => (said += chunk));
+  for (const stream of [server.stdout, server.stderr])
+    stream?.on("data", (chunk) => (said += chunk));
   for (let tries = 0; tries < 200 && server.exitCode === null; tries++) {
     const answer = await fetch(`http://127.0.0.1:${port}/move`).catch(() => undefined);
     if (answer !== undefined) return await answer.text();
@@ -82,8 +98,9 @@ async function answerOf(server: ChildProcess, port: number): Promise<string> {
 }
 
 /**
- * Copies a folder alone to another place, takes away the project, and runs the line there. Returns what it wrote, and the libraries that any process of it loaded
- * from elsewhere than that folder and the system.
+ * Copies a folder alone to another place, takes away the project, and runs the line there. Returns
+ * what it wrote, and the libraries that any process of it loaded from elsewhere than that folder
+ * and the system.
  */
 async function runAlone(
   line: string,
@@ -96,9 +113,13 @@ async function runAlone(
   const logs = await mkdtemp(join(work, "loader-"));
   const port = await freePort();
   const env = {
-    ...{ PATH: process.env["PATH"], HOME: join(work, "home"), PORT: `${port}`, HOSTNAME: "127.0.0.1" },
+    PATH: process.env["PATH"],
+    HOME: join(work, "home"),
+    PORT: `${port}`,
+    HOSTNAME: "127.0.0.1",
     // The loader of glibc writes each library that it initializes.
-    ...{ LD_DEBUG: "files", LD_DEBUG_OUTPUT: join(logs, "ld") },
+    LD_DEBUG: "files",
+    LD_DEBUG_OUTPUT: join(logs, "ld"),
   };
   const here = forThisNode(line).replaceAll(`$PWD/${folder}`, alone).replaceAll(folder, alone);
   await rename(project(), join(work, "away"));
@@ -112,12 +133,15 @@ async function runAlone(
       });
       text = await answerOf(server, port).finally(() => server.kill("SIGKILL"));
     } else {
-      const { stdout, stderr } = await run("bash", ["-c", `exec ${here}`], { cwd: alone, env }).catch(
-        (error) => error,
-      );
+      const { stdout, stderr } = await run("bash", ["-c", `exec ${here}`], {
+        cwd: alone,
+        env,
+      }).catch((error) => error);
       text = stdout || stderr;
     }
-    const files = await Promise.all((await readdir(logs)).map((name) => readFile(join(logs, name), "utf8")));
+    const files = await Promise.all(
+      (await readdir(logs)).map((name) => readFile(join(logs, name), "utf8")),
+    );
     const loaded = files.flatMap((file) =>
       [...file.matchAll(/calling init: (\/.*)$/gm)].map(([, path = ""]) => path),
     );

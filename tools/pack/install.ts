@@ -11,13 +11,16 @@ const BUILDS = ["build-platforms.mjs", "build-libs.mjs"];
 /** Whether npm installs the package on this machine. */
 function fits(name: string): boolean {
   const { os, cpu } = manifests.get(name) ?? {};
-  const onThis = (list: readonly string[] | undefined, value: string) => list?.includes(value) ?? true;
+  const onThis = (list: readonly string[] | undefined, value: string) =>
+    list?.includes(value) ?? true;
   return onThis(os, process.platform) && onThis(cpu, process.arch);
 }
 
 /**
- * Packs the packages of an install line (`@kv/pull`, `vitest@4`, `--save-dev`) that are of this repository, with all of it that they need on this machine, into an
- * empty folder. Returns npm's command with the tarballs in their place. Throws for a package of ours that does not exist, and for a folder with files.
+ * Packs the packages of an install line (`@kv/pull`, `vitest@4`, `--save-dev`) that are of this
+ * repository, with all of it that they need on this machine, into an empty folder. Returns npm's
+ * command with the tarballs in their place. Throws for a package of ours that does not exist, and
+ * for a folder with files.
  */
 export async function packForInstall(
   line: readonly string[],

@@ -16,7 +16,8 @@ import { DEFAULT_VERSION, wheelFor } from "../../packages/nixl/src/install/wheel
 import { root } from "../release/packages.js";
 import { manifests } from "./tarballs.js";
 
-// The packages with NIXL's libraries. `npm run build:libs` makes their files; `npm run kv-nixl -- selftest` installs one for a user.
+// The packages with NIXL's libraries. `npm run build:libs` makes their files;
+// `npm run kv-nixl -- selftest` installs one for a user.
 describe.each(LIBS)("$name", (libs) => {
   const { name, folder, nixl, libfabric, machine, wheels } = libs;
   const pinned = wheelFor(DEFAULT_VERSION, 12, machine === "x86_64" ? "x64" : "arm64");
@@ -33,12 +34,20 @@ describe.each(LIBS)("$name", (libs) => {
     const text = readFileSync(join(folder, "ATTRIBUTIONS.md"), "utf8");
     expect(wheels.map(({ sha256 }) => sha256)).toContain(pinned.sha256);
     for (const { sha256 } of wheels) expect(text).toContain(sha256);
-    const manifest = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as { license: string };
+    const manifest = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as {
+      license: string;
+    };
     for (const licence of manifest.license.split(" AND ")) expect(text).toContain(licence);
     expect(
-      withoutAttribution(libs, ["a/libnixl_capi.so", "b/libuct_ib.so.0.0.0", "b/libnl-3-47cd035c.so.200"]),
+      withoutAttribution(libs, [
+        "a/libnixl_capi.so",
+        "b/libuct_ib.so.0.0.0",
+        "b/libnl-3-47cd035c.so.200",
+      ]),
     ).toEqual([]);
-    expect(withoutAttribution(libs, ["b/libcufile.so.0", "b/libcurl-6afc9505.so.4.8.0"])).toHaveLength(2);
+    expect(
+      withoutAttribution(libs, ["b/libcufile.so.0", "b/libcurl-6afc9505.so.4.8.0"]),
+    ).toHaveLength(2);
   });
 
   describe.skipIf(!libsAreCurrent(libs))("the libraries of npm run build:libs", () => {
@@ -55,7 +64,8 @@ describe.each(LIBS)("$name", (libs) => {
     });
 
     test("include nothing that NVIDIA does not allow to redistribute", () => {
-      const proprietary = /libuct_ib_mlx5_(ext|gda|gdp)|libcud|libcufile|libplugin_(GDS|GPUNETIO)|libdoca/;
+      const proprietary =
+        /libuct_ib_mlx5_(ext|gda|gdp)|libcud|libcufile|libplugin_(GDS|GPUNETIO)|libdoca/;
       expect(filesBelow(nixl).filter((path) => proprietary.test(path))).toEqual([]);
       // The stand-ins have a few functions; NVIDIA's own have thousands.
       for (const file of Object.keys(STAND_INS)) {

@@ -12,7 +12,8 @@ const line = tokens.flatMap((token) => {
   return token.kind === "option" && token.name !== "out" ? [token.rawName] : [];
 });
 const own = resolve(root, "build/tarballs");
-const out = values.out === undefined ? own : resolve(process.env["INIT_CWD"] ?? "", String(values.out));
+const out =
+  values.out === undefined ? own : resolve(process.env["INIT_CWD"] ?? "", String(values.out));
 try {
   if (out === own) rmSync(own, { recursive: true, force: true });
   const install = await packForInstall(line, out, (text) => process.stderr.write(`${text}\n`));

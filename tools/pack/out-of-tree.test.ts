@@ -7,8 +7,8 @@ import { pnpm, run } from "../release/tree.js";
 import { compile, pnpmProject } from "./outside.js";
 import { packAll } from "./tarballs.js";
 
-// A third party's published connector in an application outside the repository, installed so that @kv/connector cannot resolve the third
-// party's package itself.
+// A third party's published connector in an application outside the repository, installed so that
+// @kv/connector cannot resolve the third party's package itself.
 const here = (path: string) => fileURLToPath(new URL(path, import.meta.url));
 const ACME = "acme-kv-connector";
 
@@ -41,7 +41,12 @@ beforeAll(async () => {
   await pnpmProject({
     folder: app,
     tarballs,
-    dependencies: { "@kv/connector": "", "@kv/interface": "", "@kv/transport-memory": "", [ACME]: "" },
+    dependencies: {
+      "@kv/connector": "",
+      "@kv/interface": "",
+      "@kv/transport-memory": "",
+      [ACME]: "",
+    },
   });
   await cp(here("acme-app/main.ts"), join(app, "main.ts"));
   expect(compile(app, ["main.ts"], { emit: true })).toEqual([]);

@@ -28,15 +28,21 @@ async function writeJson(path: string, value: unknown): Promise<void> {
 }
 
 const member = ({ manifest }: OutsideProject, dependencies: Readonly<Record<string, string>>) => ({
-  ...{ name: "empty", private: true, type: "module" },
+  name: "empty",
+  private: true,
+  type: "module",
   ...manifest,
   dependencies,
 });
 
-/** A user's project outside the repository, installed by npm: packages also resolve each other's hoisted dependencies. */
+/**
+ * A user's project outside the repository, installed by npm: packages also resolve each other's
+ * hoisted dependencies.
+ */
 export async function npmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
-  // Packages of this repository that others depend on come from tarballs too: they are not in a registry.
+  // Packages of this repository that others depend on come from tarballs too: they are not in a
+  // registry.
   const needed = [...closure(Object.keys(dependencies))];
   const everywhere = needed.filter((name) => !isForPlatform(name));
   await writeJson(join(folder, "package.json"), {
@@ -45,13 +51,19 @@ export async function npmProject(project: OutsideProject): Promise<void> {
     overrides: tarballsOf(project, needed),
   });
   // --legacy-peer-deps: the user installs peers such as vitest.
-  const flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--legacy-peer-deps"];
+  const flags = [
+    "--ignore-scripts",
+    "--no-audit",
+    "--no-fund",
+    "--prefer-offline",
+    "--legacy-peer-deps",
+  ];
   await run("npm", ["install", ...flags], { cwd: folder });
 }
 
 /**
- * The same as the only member of a pnpm workspace (the folder above it) without hoisting: packages are stored beside the member, and each
- * resolves only the packages that it lists.
+ * The same as the only member of a pnpm workspace (the folder above it) without hoisting: packages
+ * are stored beside the member, and each resolves only the packages that it lists.
  */
 export async function pnpmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
@@ -74,8 +86,8 @@ export async function pnpmProject(project: OutsideProject): Promise<void> {
 const parsed = new Map<string, ts.SourceFile | undefined>();
 
 /**
- * The compiler's errors in the files, and in our declarations that they import, with a user's strictest settings. With `emit` it writes the
- * compiled files beside them.
+ * The compiler's errors in the files, and in our declarations that they import, with a user's
+ * strictest settings. With `emit` it writes the compiled files beside them.
  */
 export function compile(folder: string, files: readonly string[], { emit = false } = {}): string[] {
   const options: ts.CompilerOptions = {
@@ -120,7 +132,10 @@ export function compile(folder: string, files: readonly string[], { emit = false
 }
 
 /** Starts the work for all items, two at a time. Returns the promise of each item at once. */
-export function twoAtATime<T, R>(items: readonly T[], work: (item: T) => Promise<R>): Map<T, Promise<R>> {
+export function twoAtATime<T, R>(
+  items: readonly T[],
+  work: (item: T) => Promise<R>,
+): Map<T, Promise<R>> {
   const slots: Promise<unknown>[] = [Promise.resolve(), Promise.resolve()];
   return new Map(
     items.map((item, index) => {

@@ -7,7 +7,8 @@ import { root } from "../release/packages.js";
 import { run } from "../release/tree.js";
 import { packForInstall } from "./install.js";
 
-// `npm run pack`, without the packages of native code: `npm run kv-nixl -- selftest` and `npm run release:rehearse` have those.
+// `npm run pack`, without the packages of native code: `npm run kv-nixl -- selftest` and
+// `npm run release:rehearse` have those.
 let work = "";
 beforeAll(async () => {
   work = await mkdtemp(join(tmpdir(), "kv-pack-"));
@@ -26,7 +27,9 @@ test("first-contact.md 3: the line that it prints installs what an example needs
   const stdout = await run(process.execPath, ["two-engines.mjs"], { cwd: project });
   expect(stdout).toBe("D has 24576 bytes of KV, equal to P's\n");
   const installed = await readdir(join(project, "node_modules/@kv"));
-  expect(installed).toEqual(expect.arrayContaining(["connector", "interface", "plan", "protocol", "pull"]));
+  expect(installed).toEqual(
+    expect.arrayContaining(["connector", "interface", "plan", "protocol", "pull"]),
+  );
   expect(installed).not.toContain("nixl");
   await expect(packForInstall(["@kv/pull"], tarballs, () => {})).rejects.toThrow("is not empty");
 }, 240_000);

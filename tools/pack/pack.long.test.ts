@@ -1,4 +1,5 @@
-// A long suite: packs each package and installs it elsewhere; lint:packages checks what each exports.
+// A long suite: packs each package and installs it elsewhere; lint:packages checks what each
+// exports.
 import { mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -7,11 +8,13 @@ import { run } from "../release/tree.js";
 import { compile, npmProject, twoAtATime } from "./outside.js";
 import { isForPlatform, manifests, packAll, vitestVersion } from "./tarballs.js";
 
-// Each package as published: packed, installed into an empty project outside the repository, imported, type-checked.
+// Each package as published: packed, installed into an empty project outside the repository,
+// imported, type-checked.
 const names = [...manifests.keys()].filter((name) => !isForPlatform(name));
 /** Programs that a package starts in a process of their own. An import would run them. */
 const CHILD_PROGRAMS = /^\.\/(child|probe|probe-child)$/;
-const needsVitest = (name: string) => manifests.get(name)?.peerDependencies?.["vitest"] !== undefined;
+const needsVitest = (name: string) =>
+  manifests.get(name)?.peerDependencies?.["vitest"] !== undefined;
 
 let work = "";
 let projects: ReadonlyMap<string, Promise<string>> = new Map();
@@ -42,7 +45,10 @@ describe.each(names)("%s", (name) => {
       .map((specifier, i) => `import * as p${i} from ${JSON.stringify(specifier)};`)
       .join("\n");
     const uses = specifiers.map((_, i) => `Object.keys(p${i}).length`).join(", ");
-    await writeFile(join(folder, "use.mts"), `${imports}\nexport const counts: number[] = [${uses}];\n`);
+    await writeFile(
+      join(folder, "use.mts"),
+      `${imports}\nexport const counts: number[] = [${uses}];\n`,
+    );
     expect(compile(folder, ["use.mts"])).toEqual([]);
     if (needsVitest(name)) {
       // The suites can be imported only inside vitest.
@@ -53,7 +59,10 @@ describe.each(names)("%s", (name) => {
       );
       await run(process.execPath, ["node_modules/vitest/vitest.mjs", "run"], { cwd: folder });
     } else {
-      await writeFile(join(folder, "use.mjs"), `${imports}\nconsole.log(JSON.stringify([${uses}]));\n`);
+      await writeFile(
+        join(folder, "use.mjs"),
+        `${imports}\nconsole.log(JSON.stringify([${uses}]));\n`,
+      );
       const stdout = await run(process.execPath, ["use.mjs"], { cwd: folder });
       for (const count of JSON.parse(stdout) as number[]) expect(count).toBeGreaterThan(0);
     }

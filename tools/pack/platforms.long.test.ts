@@ -8,7 +8,13 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
 import { LIBS } from "../../native/scripts/nixl-libs.mjs";
-import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
+import {
+  addonOf,
+  EXPORTS,
+  GLIBC,
+  isCurrent,
+  PLATFORMS,
+} from "../../native/scripts/platform-packages.mjs";
 import { addonPath, loadAddon } from "../../packages/nixl/src/addon/load-addon.js";
 import { root } from "../release/packages.js";
 import { pnpm, run } from "../release/tree.js";
@@ -20,7 +26,10 @@ const promised = { glibc: GLIBC, exported: EXPORTS };
 
 test("every platform has a package that declares its platform and has no install script", () => {
   const nixl = manifests.get("@kv/nixl");
-  const named = [...PLATFORMS.map(({ name }) => `@kv/nixl-${name}`), ...LIBS.map(({ name }) => name)];
+  const named = [
+    ...PLATFORMS.map(({ name }) => `@kv/nixl-${name}`),
+    ...LIBS.map(({ name }) => name),
+  ];
   expect([...manifests.keys()].filter(isForPlatform).sort()).toEqual([...named].sort());
   expect(Object.keys(nixl?.optionalDependencies ?? {}).sort()).toEqual([...named].sort());
   for (const name of named) {
@@ -47,7 +56,9 @@ test("an addon that needs a newer glibc or a C++ runtime, or that waits by the c
     "waits by the clock of the day, which can be set back",
   ]);
   expect(violations({ ...good, versions: ["GLIBC_2.29"] }, promised)).toHaveLength(1);
-  expect(violations({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(2);
+  expect(violations({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(
+    2,
+  );
   expect(violations({ ...good, libraries: ["libstdc++.so.6"] }, promised)).toHaveLength(1);
   expect(violations({ ...good, exports: ["__cxa_throw"] }, promised)).toHaveLength(1);
 });
@@ -61,7 +72,8 @@ describe.each(PLATFORMS)("$name", (platform) => {
   );
 });
 
-// In CI `npm test` builds the platform packages first, so every suite runs with the addon that is published.
+// In CI `npm test` builds the platform packages first, so every suite runs with the addon that is
+// published.
 test.runIf(process.env.CI === "true")("CI runs with the addon of the platform package", () => {
   const platform = PLATFORMS.find(({ name }) => name === `linux-${process.arch}-gnu`);
   if (platform === undefined) throw new Error(`no platform package for ${process.arch}`);
@@ -117,7 +129,8 @@ describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL foun
     const where = await run(
       process.execPath,
       [
-        ...["--input-type=module", "--eval"],
+        "--input-type=module",
+        "--eval",
         'import { nixlTransport } from "@kv/nixl"; nixlTransport().allocate(1).close();' +
           'console.log((await import("node:fs")).readFileSync("/proc/self/maps", "utf8").match(/\\S+kv_nixl\\.node/)[0]);',
       ],

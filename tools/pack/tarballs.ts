@@ -8,14 +8,20 @@ export const manifests = new Map(
   Array.from(publishedPackages(), ([name, { manifest }]) => [name, manifest] as const),
 );
 
-/** Packs published packages, by default all, into `folder`. Returns the tarballs' paths by package name. */
+/**
+ * Packs published packages, by default all, into `folder`. Returns the tarballs' paths by package
+ * name.
+ */
 export const packAll = (folder: string, names: Iterable<string> = manifests.keys()) =>
   pack(root, [...names], folder);
 
 /** Whether the package is for one platform, so that it cannot be installed on others. */
 export const isForPlatform = (name: string): boolean => manifests.get(name)?.cpu !== undefined;
 
-/** The packages and all packages of this repository that they depend on, which are not in a registry. */
+/**
+ * The packages and all packages of this repository that they depend on, which are not in a
+ * registry.
+ */
 export function closure(names: readonly string[], seen = new Set<string>()): Set<string> {
   for (const name of names) {
     const manifest = manifests.get(name);

@@ -1,4 +1,5 @@
-// npm run lint:prose [-- FILE …]: checks the prose of the pages with vale, by the rules of tools/prose.
+// npm run lint:prose [-- FILE …]: checks the prose of the pages with vale, by the rules of
+// tools/prose.
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -23,7 +24,9 @@ const pages = () =>
     encoding: "utf8",
   })
     .split("\0")
-    .filter((path) => path !== "" && !path.endsWith("ATTRIBUTIONS.md") && existsSync(join(root, path)));
+    .filter(
+      (path) => path !== "" && !path.endsWith("ATTRIBUTIONS.md") && existsSync(join(root, path)),
+    );
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const requested = process.argv.slice(2);

@@ -22,7 +22,9 @@ writeFileSync(
   JSON.stringify({ ...project, lockfileVersion: 3, packages }),
 );
 
-/** `npm audit` against a registry that answers each request for advisories with `status` and `body`. */
+/**
+ * `npm audit` against a registry that answers each request for advisories with `status` and `body`.
+ */
 async function auditedBy(status: number, body: object): Promise<string[] | undefined> {
   const server = createServer((request, response) => {
     const asked = request.url?.endsWith("/advisories/bulk") === true;
@@ -31,7 +33,10 @@ async function auditedBy(status: number, body: object): Promise<string[] | undef
   }).listen(0, "127.0.0.1");
   await once(server, "listening");
   try {
-    return await auditProblems(folder, `http://127.0.0.1:${(server.address() as AddressInfo).port}/`);
+    return await auditProblems(
+      folder,
+      `http://127.0.0.1:${(server.address() as AddressInfo).port}/`,
+    );
   } finally {
     server.close();
     server.closeAllConnections();
@@ -39,7 +44,14 @@ async function auditedBy(status: number, body: object): Promise<string[] | undef
 }
 
 test("npm audit: a known vulnerability is a problem, none is none, and a registry without audits is told apart", async () => {
-  const advisory = { id: 1, url: "u", title: "t", severity: "high", vulnerable_versions: "<2.0.0", cwe: [] };
+  const advisory = {
+    id: 1,
+    url: "u",
+    title: "t",
+    severity: "high",
+    vulnerable_versions: "<2.0.0",
+    cwe: [],
+  };
   expect(await auditedBy(200, { weak: [advisory] })).toEqual([
     "installs weak, which has a known vulnerability (high)",
   ]);

@@ -1,4 +1,5 @@
-// node tools/release/check-packages.mjs: packs every published package once, and checks with publint and attw that its `exports` resolve.
+// node tools/release/check-packages.mjs: packs every published package once, and checks with
+// publint and attw that its `exports` resolve.
 import { execFile } from "node:child_process";
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -17,7 +18,9 @@ const NOT_ESM = ["node10", "node16-cjs"];
 async function packageProblems() {
   const folders = readdirSync(join(root, "packages"))
     .map((name) => join(root, "packages", name))
-    .filter((folder) => existsSync(join(folder, "package.json")) && manifestOf(folder).private !== true);
+    .filter(
+      (folder) => existsSync(join(folder, "package.json")) && manifestOf(folder).private !== true,
+    );
   const tarballs = mkdtempSync(join(tmpdir(), "kv-tarballs-"));
   try {
     const args = ["pack", "--json", "--pack-destination", tarballs, ...folders];
@@ -39,7 +42,9 @@ async function problemsOf(folder, bytes) {
   const manifest = manifestOf(folder);
   const data = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength);
   const { messages } = await publint({ strict: true, pack: { tarball: data } });
-  const { types, problems } = await checkPackage(createPackageFromTarballData(new Uint8Array(bytes)));
+  const { types, problems } = await checkPackage(
+    createPackageFromTarballData(new Uint8Array(bytes)),
+  );
   const wrong = (problems ?? []).filter(({ resolutionKind }) => !NOT_ESM.includes(resolutionKind));
   return [
     ...(types === false ? ["attw: it has no types"] : []),

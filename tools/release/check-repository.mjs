@@ -1,4 +1,5 @@
-// node tools/release/check-repository.mjs URL: fails unless the packages name the repository that they are published from, which npm's provenance requires.
+// node tools/release/check-repository.mjs URL: fails unless the packages name the repository that
+// they are published from, which npm's provenance requires.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../setup/setup.mjs";

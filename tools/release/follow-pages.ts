@@ -9,7 +9,10 @@ import { run } from "./tree.js";
 
 const INSTALL = /^npm (?:run pack --|install) (.*@kv\/.*)$/;
 
-/** The pages of docs/ that begin with an install: what they install, and the commands of their blocks. */
+/**
+ * The pages of docs/ that begin with an install: what they install, and the commands of their
+ * blocks.
+ */
 function installPages(): { page: Page; line: string; commands: readonly PageCommand[] }[] {
   const pages = readPages().pages.filter(({ source }) => source.startsWith("docs/"));
   return pages.flatMap((page) => {
@@ -21,8 +24,9 @@ function installPages(): { page: Page; line: string; commands: readonly PageComm
 }
 
 /**
- * Follows each page that begins with an install, from an empty folder: installs what a checkout packs, and runs the page's examples and programs. A program that
- * needs servers, or another machine, only says its version. Returns what was wrong.
+ * Follows each page that begins with an install, from an empty folder: installs what a checkout
+ * packs, and runs the page's examples and programs. A program that needs servers, or another
+ * machine, only says its version. Returns what was wrong.
  */
 export async function pageProblems(
   work: string,
@@ -33,11 +37,15 @@ export async function pageProblems(
     const folder = join(work, String(at));
     try {
       await mkdir(folder, { recursive: true });
-      await writeFile(join(folder, "package.json"), JSON.stringify({ private: true, type: "module" }));
+      await writeFile(
+        join(folder, "package.json"),
+        JSON.stringify({ private: true, type: "module" }),
+      );
       const install = await packForInstall(line.split(" "), join(work, `tarballs-${at}`), () => {});
       await run("bash", ["-c", install], { cwd: folder });
       for (const file of examplesOn(page.text)) await cp(join(root, file), join(folder, file));
-      for (const command of commands) problems.push(...(await commandProblems(command, folder, nixl)));
+      for (const command of commands)
+        problems.push(...(await commandProblems(command, folder, nixl)));
     } catch (error) {
       problems.push(`${page.source}: ${(error as Error).message}`);
     }
@@ -45,13 +53,20 @@ export async function pageProblems(
   return problems;
 }
 
-async function commandProblems(command: PageCommand, folder: string, nixl: boolean): Promise<string[]> {
+async function commandProblems(
+  command: PageCommand,
+  folder: string,
+  nixl: boolean,
+): Promise<string[]> {
   const { page, line, needs } = command;
   const [first = "", ...args] = line.split(" ");
   const example = /^node (examples\/\S+)$/.exec(line)?.[1];
   if (example === undefined && first !== "npx") return [];
   if (!nixl && /nixl/.test(line)) return [];
-  const given = needs === undefined || example !== undefined ? args : [...args.slice(0, 2), "--version"];
+  const given =
+    needs === undefined || example !== undefined ? args : [...args.slice(0, 2), "--version"];
   const output = await run(first, given, { cwd: folder });
-  return linesNotPrinted(command, output).map((shown) => `${page}: ${line} does not print: ${shown}`);
+  return linesNotPrinted(command, output).map(
+    (shown) => `${page}: ${line} does not print: ${shown}`,
+  );
 }

@@ -1,4 +1,5 @@
-// npm run release:metadata: writes `repository`, `homepage`, `bugs` and `engines` of the root package.json into every published package.
+// npm run release:metadata: writes `repository`, `homepage`, `bugs` and `engines` of the root
+// package.json into every published package.
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -22,6 +23,9 @@ if (import.meta.url === pathToFileURL(process.argv[1] ?? "").href) {
   for (const { folder } of publishedPackages().values()) {
     const path = join(root, folder, "package.json");
     const manifest = JSON.parse(readFileSync(path, "utf8")) as object;
-    writeFileSync(path, `${JSON.stringify({ ...manifest, ...commonFields(folder) }, undefined, 2)}\n`);
+    writeFileSync(
+      path,
+      `${JSON.stringify({ ...manifest, ...commonFields(folder) }, undefined, 2)}\n`,
+    );
   }
 }

@@ -3,7 +3,10 @@ import { join } from "node:path";
 import { root } from "./packages.js";
 import { run } from "./tree.js";
 
-/** Folders of the third-party packages whose code is in a package's tarball, by the folder of our package. */
+/**
+ * Folders of the third-party packages whose code is in a package's tarball, by the folder of our
+ * package.
+ */
 const NODE_API = "native/node_modules/node-addon-api";
 const BUNDLED: Readonly<Record<string, readonly string[]>> = {
   "native/npm/linux-x64-gnu": [NODE_API],
@@ -18,7 +21,10 @@ const ALLOWED_LICENSES = new Set(
   "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BlueOak-1.0.0 ISC MIT MPL-2.0".split(" "),
 );
 
-/** Libraries of the package that contains NIXL: shared libraries beside the addon, whose licenses and sources its ATTRIBUTIONS.md names. */
+/**
+ * Libraries of the package that contains NIXL: shared libraries beside the addon, whose licenses
+ * and sources its ATTRIBUTIONS.md names.
+ */
 const ALLOWED_LIBRARY_LICENSES = new Set(["BSL-1.0", "LGPL-2.1-or-later"]);
 
 interface Component {
@@ -38,7 +44,9 @@ export interface Sbom {
 
 /** The bill of materials of a project that npm has installed, by `npm sbom`. */
 export async function sbomOf(folder: string): Promise<Sbom> {
-  const text = await run("npm", ["sbom", "--sbom-format", "cyclonedx", "--omit", "dev"], { cwd: folder });
+  const text = await run("npm", ["sbom", "--sbom-format", "cyclonedx", "--omit", "dev"], {
+    cwd: folder,
+  });
   return JSON.parse(text) as Sbom;
 }
 
@@ -46,12 +54,17 @@ export async function sbomOf(folder: string): Promise<Sbom> {
 export function licenseProblems({ components }: Sbom): string[] {
   return components
     .map((each) => ({ each, license: licenseOf(each) }))
-    .filter(({ each, license }) => !license.split(" AND ").every((one) => isAllowed(each.name, one)))
-    .map(({ each, license }) => `${each.name} ${each.version} has the license ${license || "unknown"}`);
+    .filter(
+      ({ each, license }) => !license.split(" AND ").every((one) => isAllowed(each.name, one)),
+    )
+    .map(
+      ({ each, license }) => `${each.name} ${each.version} has the license ${license || "unknown"}`,
+    );
 }
 
 const isAllowed = (name: string, license: string): boolean =>
-  ALLOWED_LICENSES.has(license) || (/^@kv\/nixl-libs-/.test(name) && ALLOWED_LIBRARY_LICENSES.has(license));
+  ALLOWED_LICENSES.has(license) ||
+  (/^@kv\/nixl-libs-/.test(name) && ALLOWED_LIBRARY_LICENSES.has(license));
 
 const licenseOf = ({ licenses = [] }: Component): string =>
   licenses.map(({ license, expression }) => license?.id ?? expression ?? "").join(" AND ");
@@ -80,7 +93,9 @@ export function writeBundledNotices(tree: string): void {
 }
 
 function noticeOf(folder: string, name: string, license: string): string {
-  const file = existsSync(folder) ? readdirSync(folder).find((each) => /^licen[cs]e/i.test(each)) : undefined;
+  const file = existsSync(folder)
+    ? readdirSync(folder).find((each) => /^licen[cs]e/i.test(each))
+    : undefined;
   const text = file === undefined ? "" : readFileSync(join(folder, file), "utf8").trim();
   return `## ${name}\n\nLicense: ${license}\n\n${text}\n`;
 }

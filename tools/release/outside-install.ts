@@ -24,8 +24,13 @@ export interface InstallOptions {
   readonly overrides?: Readonly<Record<string, string>> | undefined;
 }
 
-/** Installs packages from the registry into an empty project of ES modules, with `engine-strict`. */
-export async function installInto(specifiers: readonly string[], options: InstallOptions): Promise<void> {
+/**
+ * Installs packages from the registry into an empty project of ES modules, with `engine-strict`.
+ */
+export async function installInto(
+  specifiers: readonly string[],
+  options: InstallOptions,
+): Promise<void> {
   const { folder, registry, manager, overrides = {} } = options;
   await mkdir(folder, { recursive: true });
   const project = { name: "empty", version: "0.0.0", private: true, type: "module", overrides };
@@ -34,8 +39,9 @@ export async function installInto(specifiers: readonly string[], options: Instal
   if (manager === "npm") {
     await run("npm", ["install", "--no-audit", "--no-fund", ...specifiers], { cwd: folder });
   } else {
-    // It is a workspace of its own, whatever is above it. pnpm adds to this file, and refuses one in JSON's form.
-    // A script of a dependency that is not named here fails the install: packages/epp/README.md names this one.
+    // It is a workspace of its own, whatever is above it. pnpm adds to this file, and refuses one
+    // in JSON's form. A script of a dependency that is not named here fails the install:
+    // packages/epp/README.md names this one.
     const allowBuilds = { protobufjs: false };
     const workspace = { packages: ["."], overrides, engineStrict: true, allowBuilds };
     await writeFile(join(folder, "pnpm-workspace.yaml"), stringify(workspace));
@@ -44,8 +50,8 @@ export async function installInto(specifiers: readonly string[], options: Instal
 }
 
 /**
- * Runs the README's examples of an installed package with each Node, and the `--version` of its programs. Returns what was wrong.
- * `nixl`: whether NIXL's library is installed.
+ * Runs the README's examples of an installed package with each Node, and the `--version` of its
+ * programs. Returns what was wrong. `nixl`: whether NIXL's library is installed.
  */
 export async function examineInstalled(
   name: string,
@@ -60,7 +66,9 @@ export async function examineInstalled(
     if (NOT_RUN[example.id] !== undefined && example.id !== "conformance-1") continue;
     if ((needsNixl(example.id) && !nixl) || example.id === NEEDS_ETCD) continue;
     for (const node of nodes) {
-      const found = await exampleProblems(example, folder, node).catch((error: Error) => [error.message]);
+      const found = await exampleProblems(example, folder, node).catch((error: Error) => [
+        error.message,
+      ]);
       problems.push(...found.map((each) => `${example.id} with ${node}: ${each}`));
     }
   }
@@ -73,7 +81,11 @@ export async function examineInstalled(
   return problems;
 }
 
-async function exampleProblems({ id, code }: ReadmeExample, folder: string, node: string): Promise<string[]> {
+async function exampleProblems(
+  { id, code }: ReadmeExample,
+  folder: string,
+  node: string,
+): Promise<string[]> {
   const { outputText } = ts.transpileModule(code, {
     compilerOptions: { module: ts.ModuleKind.ESNext, target: ts.ScriptTarget.ES2022 },
   });

@@ -20,7 +20,11 @@ export interface PackageManifest {
   readonly cpu?: readonly string[];
   readonly libc?: readonly string[];
   readonly keywords?: readonly string[];
-  readonly repository?: { readonly type: string; readonly url: string; readonly directory?: string };
+  readonly repository?: {
+    readonly type: string;
+    readonly url: string;
+    readonly directory?: string;
+  };
   readonly homepage?: string;
   readonly bugs?: string;
   readonly scripts?: Readonly<Record<string, string>>;
@@ -43,7 +47,9 @@ export const root = fileURLToPath(new URL("../..", import.meta.url));
 export const readManifest = (folder: string): PackageManifest =>
   JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as PackageManifest;
 
-/** The published packages of a checkout, by name. Each comes after the packages that it depends on. */
+/**
+ * The published packages of a checkout, by name. Each comes after the packages that it depends on.
+ */
 export function publishedPackages(tree: string = root): ReadonlyMap<string, PublishedPackage> {
   const folders = ["native/npm", "packages"]
     .flatMap((place) => readdirSync(join(tree, place)).map((name) => `${place}/${name}`))
@@ -59,7 +65,8 @@ export function publishedPackages(tree: string = root): ReadonlyMap<string, Publ
     const each = found.get(name);
     if (each === undefined || ordered.has(name)) return;
     const { dependencies, optionalDependencies } = each.manifest;
-    for (const dependency of Object.keys({ ...dependencies, ...optionalDependencies })) visit(dependency);
+    for (const dependency of Object.keys({ ...dependencies, ...optionalDependencies }))
+      visit(dependency);
     ordered.set(name, each);
   };
   for (const name of [...found.keys()].sort()) visit(name);

@@ -17,7 +17,10 @@ const DEADLINE_MS = 60_000;
 
 const cache = join(process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache"), "kv-nixl");
 
-/** Installs packages into a folder of the user's cache, once. `manifest` pins them. Returns the folder. */
+/**
+ * Installs packages into a folder of the user's cache, once. `manifest` pins them. Returns the
+ * folder.
+ */
 export async function cachedTool(name: string, manifest: object): Promise<string> {
   const folder = join(cache, name);
   if (existsSync(folder)) return folder;
@@ -40,7 +43,12 @@ export const CONTAINER_NODE = "26.12.1";
 export async function containerNode(): Promise<string> {
   const name = `node-linux-${process.arch}`;
   const manifest = { private: true, dependencies: { [name]: CONTAINER_NODE } };
-  return join(await cachedTool(`node-${CONTAINER_NODE}`, manifest), "node_modules", name, "bin/node");
+  return join(
+    await cachedTool(`node-${CONTAINER_NODE}`, manifest),
+    "node_modules",
+    name,
+    "bin/node",
+  );
 }
 
 export interface Registry extends AsyncDisposable {
@@ -51,8 +59,8 @@ export interface Registry extends AsyncDisposable {
 }
 
 /**
- * Starts Verdaccio on the loopback with its files in `folder`. It has no packages of ours before they are published to it; others come from the
- * registry that npm is configured with.
+ * Starts Verdaccio on the loopback with its files in `folder`. It has no packages of ours before
+ * they are published to it; others come from the registry that npm is configured with.
  */
 export async function startRegistry(folder: string): Promise<Registry> {
   const tool = await cachedTool(`verdaccio-${VERDACCIO.dependencies.verdaccio}`, VERDACCIO);
@@ -75,13 +83,20 @@ export async function startRegistry(folder: string): Promise<Registry> {
   // JSON is YAML.
   await writeFile(file, JSON.stringify(config));
   const program = join(tool, "node_modules/verdaccio/bin/verdaccio");
-  const child = spawn(process.execPath, [program, "--config", file, "--listen", `127.0.0.1:${port}`], {
-    cwd: folder,
-    stdio: "ignore",
-  });
+  const child = spawn(
+    process.execPath,
+    [program, "--config", file, "--listen", `127.0.0.1:${port}`],
+    {
+      cwd: folder,
+      stdio: "ignore",
+    },
+  );
   const url = `http://127.0.0.1:${port}/`;
   const npmrc = join(folder, "npmrc");
-  await writeFile(npmrc, `registry=${url}\n//127.0.0.1:${port}/:_authToken=rehearsal\nengine-strict=true\n`);
+  await writeFile(
+    npmrc,
+    `registry=${url}\n//127.0.0.1:${port}/:_authToken=rehearsal\nengine-strict=true\n`,
+  );
   const close = async () => {
     if (child.exitCode !== null || child.signalCode !== null) return;
     child.kill();
@@ -105,7 +120,8 @@ async function untilAnswers(url: string, exitCode: () => number | null): Promise
       () => false,
     );
     if (answered) return;
-    if (Date.now() > deadline) throw new Error(`the registry did not answer within ${DEADLINE_MS} ms`);
+    if (Date.now() > deadline)
+      throw new Error(`the registry did not answer within ${DEADLINE_MS} ms`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
 }
@@ -116,6 +132,7 @@ async function freePort(): Promise<number> {
   const address = server.address();
   server.close();
   await once(server, "close");
-  if (address === null || typeof address === "string") throw new Error("no free port on the loopback");
+  if (address === null || typeof address === "string")
+    throw new Error("no free port on the loopback");
   return address.port;
 }

@@ -1,7 +1,16 @@
-// npm run release:rehearse [-- --out FOLDER]: a first and a second release on this host, from a copy of the checkout, to a registry on the
-// loopback. It installs each package alone and runs its examples. With --out the tarballs of the first release are kept, to be published.
+// npm run release:rehearse [-- --out FOLDER]: a first and a second release on this host, from a
+// copy of the checkout, to a registry on the loopback. It installs each package alone and runs its
+// examples. With --out the tarballs of the first release are kept, to be published.
 import { execFileSync } from "node:child_process";
-import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  cpSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
@@ -76,9 +85,13 @@ async function packAndCheck(names: readonly string[], into: string): Promise<voi
 const unpackedFolder = (name: string) => join(work, "unpacked", name);
 
 const publish = (folder: string, { npmrc }: Registry) =>
-  run(process.execPath, [join(root, "tools/release/release-publish.mjs"), folder, `--userconfig=${npmrc}`], {
-    cwd: work,
-  });
+  run(
+    process.execPath,
+    [join(root, "tools/release/release-publish.mjs"), folder, `--userconfig=${npmrc}`],
+    {
+      cwd: work,
+    },
+  );
 
 /** The lowest version that each range of our packages accepts, by third-party package. */
 const lowest = () =>
@@ -89,7 +102,11 @@ const lowest = () =>
       .map(([name, range]) => [name, range.replace(/^[\^~]/, "")]),
   );
 
-async function installAlone(name: string, registry: Registry, nodes: readonly string[]): Promise<void> {
+async function installAlone(
+  name: string,
+  registry: Registry,
+  nodes: readonly string[],
+): Promise<void> {
   const line = await installLineOf(unpackedFolder(name));
   const base = join(work, "alone", name);
   const nixl = nixlMissing === undefined;
@@ -117,11 +134,16 @@ const upstream = execFileSync("npm", ["config", "get", "registry"], {
 }).trim();
 const unaudited: string[] = [];
 
-/** Installs a package and its peers, without what its example needs beside it: what it brings, with its SBOM, licenses and notices. */
+/**
+ * Installs a package and its peers, without what its example needs beside it: what it brings, with
+ * its SBOM, licenses and notices.
+ */
 async function examineDependencies(name: string, registry: Registry): Promise<void> {
   const peers = Object.keys(readManifest(unpackedFolder(name)).peerDependencies ?? {});
   const line = await installLineOf(unpackedFolder(name));
-  const own = line.filter((each) => each === name || peers.some((peer) => each.startsWith(`${peer}@`)));
+  const own = line.filter(
+    (each) => each === name || peers.some((peer) => each.startsWith(`${peer}@`)),
+  );
   const folder = join(work, "own", name);
   await installInto(own, { folder, registry, manager: "npm" });
   const sbom = await sbomOf(folder);
@@ -135,7 +157,9 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
   writeFileSync(join(work, "materials", `${short}.notices.md`), noticesOf(folder, sbom));
   const allowed = LIGHT[name];
   if (allowed === undefined) return;
-  const installed = sbom.components.map((each) => each.name).filter((each) => !each.startsWith("@kv/"));
+  const installed = sbom.components
+    .map((each) => each.name)
+    .filter((each) => !each.startsWith("@kv/"));
   const heavy = installed.filter((each) => !allowed.includes(each));
   report(
     name,
@@ -146,7 +170,9 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
 const allOf = <T>(items: readonly T[], action: (item: T) => Promise<void>) =>
   Promise.all(twoAtATime(items, action).values());
 
-/** Makes the package of a how-to page outside of the repository, and runs the reference app with it. */
+/**
+ * Makes the package of a how-to page outside of the repository, and runs the reference app with it.
+ */
 async function followHowTo({ page, module, demo }: HowTo, { npmrc }: Registry): Promise<void> {
   const folder = join(work, "how-to", page);
   try {
@@ -174,11 +200,14 @@ async function secondRelease(registry: Registry): Promise<void> {
   );
   const after = await applyChangesets(tree);
   report("second release", secondReleaseProblems(tree, { before, after }));
-  const changed = [...publishedPackages(tree).keys()].filter((name) => before.get(name) !== after.get(name));
+  const changed = [...publishedPackages(tree).keys()].filter(
+    (name) => before.get(name) !== after.get(name),
+  );
   const into = join(work, "second");
   await packAndCheck(changed, into);
   await publish(into, registry);
-  // The old version keeps what it was released with; its dependents' next version has the new one; what was not released fits both.
+  // The old version keeps what it was released with; its dependents' next version has the new one;
+  // what was not released fits both.
   for (const [name, version, expected] of [
     ["@kv/plan", before.get("@kv/plan"), before.get(BREAKING.name)],
     ["@kv/plan", after.get("@kv/plan"), after.get(BREAKING.name)],
@@ -187,10 +216,13 @@ async function secondRelease(registry: Registry): Promise<void> {
     const folder = join(work, "second-installs", `${name.replace("/", "-")}-${version}`);
     await installInto([`${name}@${version}`], { folder, registry, manager: "npm" });
     const { version: actual } = readManifest(join(folder, "node_modules", BREAKING.name));
-    const nested = (await sbomOf(folder)).components.filter((each) => each.name === BREAKING.name).length;
+    const nested = (await sbomOf(folder)).components.filter(
+      (each) => each.name === BREAKING.name,
+    ).length;
     if (actual !== expected)
       report(`${name}@${version}`, [`installs ${BREAKING.name} ${actual}, not ${expected}`]);
-    if (nested !== 1) report(`${name}@${version}`, [`installs ${nested} copies of ${BREAKING.name}`]);
+    if (nested !== 1)
+      report(`${name}@${version}`, [`installs ${nested} copies of ${BREAKING.name}`]);
   }
 }
 
@@ -212,7 +244,9 @@ try {
   const newest = await step(`Node ${CONTAINER_NODE}`, containerNode);
   await using registry = await step("the registry", () => startRegistry(join(work, "registry")));
   await step("publish", () => publish(first, registry));
-  const alone = [...publishedPackages(tree)].filter(([, { manifest }]) => manifest.cpu === undefined);
+  const alone = [...publishedPackages(tree)].filter(
+    ([, { manifest }]) => manifest.cpu === undefined,
+  );
   if (nixlMissing !== undefined) console.log(`SKIPPED  the examples of @kv/nixl: ${nixlMissing}`);
   await step("each package alone: npm, pnpm, lowest versions, Node 20 and the newest", () =>
     allOf(alone, ([name]) => installAlone(name, registry, [process.execPath, newest])),

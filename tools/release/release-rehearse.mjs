@@ -1,4 +1,5 @@
-// npm run release:rehearse [-- --out FOLDER]: builds everything, the addons of all platforms too, and then runs tools/release/rehearse.ts.
+// npm run release:rehearse [-- --out FOLDER]: builds everything, the addons of all platforms too,
+// and then runs tools/release/rehearse.ts.
 import { join } from "node:path";
 import { root, run, runSource, setup } from "../setup/setup.mjs";
 

@@ -45,21 +45,26 @@ describe.each([...packages])("%s", (name, { folder, manifest }: PublishedPackage
     () => {
       const changesets = readdirSync(join(root, ".changeset"))
         .filter((file) => file.endsWith(".md"))
-        .filter((file) => readFileSync(join(root, ".changeset", file), "utf8").includes(`"${name}":`));
+        .filter((file) =>
+          readFileSync(join(root, ".changeset", file), "utf8").includes(`"${name}":`),
+        );
       expect(changesets).toHaveLength(1);
     },
   );
 
   test("accepts ranges of the packages of others", () => {
     const { dependencies = {} } = manifest;
-    const exact = Object.entries(dependencies).filter(([, range]) => /^(workspace:\*|\d)/.test(range));
+    const exact = Object.entries(dependencies).filter(([, range]) =>
+      /^(workspace:\*|\d)/.test(range),
+    );
     expect(exact).toEqual([]);
   });
 });
 
 test("every license of an expression must be allowed; those of NIXL's libraries are so in their package only", () => {
   const component = (name: string, expression: string) => ({
-    ...{ name, version: "1.0.0" },
+    name,
+    version: "1.0.0",
     licenses: [{ expression }],
   });
   const components = [
@@ -81,7 +86,10 @@ describe("two releases of a copy", { timeout: 240_000 }, () => {
     for (const [name, version] of after) {
       if (before.get(name) !== UNRELEASED) continue;
       expect(`${name} ${version}`).toBe(`${name} 0.1.0`);
-      const changelog = readFileSync(join(tree, packages.get(name)?.folder ?? "", "CHANGELOG.md"), "utf8");
+      const changelog = readFileSync(
+        join(tree, packages.get(name)?.folder ?? "", "CHANGELOG.md"),
+        "utf8",
+      );
       expect(changelog.match(/^- .*$/gm)).toEqual([expect.stringMatching(/^- First release\. /)]);
     }
     const privates = ["apps/demo", "native", "tools", "tools/testing"];

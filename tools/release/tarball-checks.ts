@@ -20,8 +20,9 @@ export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
 }
 
 /**
- * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository; empty when nothing is. `addons: false` leaves
- * out the addons and NIXL's libraries, which only `npm run build:platforms` and `npm run build:libs` make.
+ * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository;
+ * empty when nothing is. `addons: false` leaves out the addons and NIXL's libraries, which only
+ * `npm run build:platforms` and `npm run build:libs` make.
  */
 export function tarballProblems(
   unpacked: string,
@@ -41,16 +42,26 @@ export function tarballProblems(
     ...files
       .filter((path) => addons && path.endsWith(".node"))
       .flatMap((path) => addonProblems(unpacked, path, manifest)),
-    ...files.filter((path) => path.endsWith(".d.ts")).flatMap((path) => declarationProblems(unpacked, path)),
+    ...files
+      .filter((path) => path.endsWith(".d.ts"))
+      .flatMap((path) => declarationProblems(unpacked, path)),
     ...readmeProblems(join(unpacked, "README.md")),
   ];
 }
 
-function requiredFiles({ main, types, bin = {}, exports = {}, files = [] }: PackageManifest): string[] {
+function requiredFiles({
+  main,
+  types,
+  bin = {},
+  exports = {},
+  files = [],
+}: PackageManifest): string[] {
   const exported = Object.values(exports).flatMap((target) =>
     typeof target === "string" ? [target] : Object.values(target),
   );
-  const named = [main, types, ...Object.values(bin), ...exported].filter((path) => path !== undefined);
+  const named = [main, types, ...Object.values(bin), ...exported].filter(
+    (path) => path !== undefined,
+  );
   const listed = files.filter((path) => !path.startsWith("!"));
   return [...new Set(["LICENSE", "README.md", "CHANGELOG.md", ...listed, ...named])];
 }
@@ -93,7 +104,9 @@ function addonProblems(unpacked: string, path: string, { cpu }: PackageManifest)
   const { stdout: machine } = spawnSync("readelf", ["--file-header", file], { encoding: "utf8" });
   return [
     ...(MACHINES[target]?.test(machine) ? [] : [`${path} is not for ${target}`]),
-    ...violations(elfNeeds(file), { glibc: GLIBC, exported: EXPORTS }).map((each) => `${path} ${each}`),
+    ...violations(elfNeeds(file), { glibc: GLIBC, exported: EXPORTS }).map(
+      (each) => `${path} ${each}`,
+    ),
   ];
 }
 
@@ -101,7 +114,9 @@ function addonProblems(unpacked: string, path: string, { cpu }: PackageManifest)
 function declarationProblems(unpacked: string, path: string): string[] {
   const map = join(unpacked, `${path}.map`);
   if (!existsSync(map)) return [`has no map of ${path}`];
-  const { sources } = JSON.parse(readFileSync(map, "utf8")) as { readonly sources: readonly string[] };
+  const { sources } = JSON.parse(readFileSync(map, "utf8")) as {
+    readonly sources: readonly string[];
+  };
   return sources
     .filter((source) => !existsSync(join(dirname(map), source)))
     .map((source) => `${path}.map names ${source}, which is not in the tarball`);

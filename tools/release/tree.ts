@@ -21,7 +21,9 @@ export async function run(
     return stdout;
   } catch (error) {
     const { stdout = "", stderr = "" } = error as { stdout?: string; stderr?: string };
-    throw new Error(`${command} ${args.join(" ")} failed in ${cwd}\n${stdout}${stderr}`, { cause: error });
+    throw new Error(`${command} ${args.join(" ")} failed in ${cwd}\n${stdout}${stderr}`, {
+      cause: error,
+    });
   }
 }
 
@@ -37,16 +39,29 @@ export async function pack(
   into: string,
 ): Promise<ReadonlyMap<string, string>> {
   const filters = names.flatMap((name) => ["--filter", name]);
-  const output = await pnpm(["--recursive", ...filters, "pack", "--json", "--pack-destination", into], tree);
-  const packed = JSON.parse(output) as readonly { readonly name: string; readonly filename: string }[];
+  const output = await pnpm(
+    ["--recursive", ...filters, "pack", "--json", "--pack-destination", into],
+    tree,
+  );
+  const packed = JSON.parse(output) as readonly {
+    readonly name: string;
+    readonly filename: string;
+  }[];
   return new Map(packed.map(({ name, filename }) => [name, filename]));
 }
 
-/** Copies what git tracks or would track, with what the build has written for the packages, and installs the dependencies' links. */
+/**
+ * Copies what git tracks or would track, with what the build has written for the packages, and
+ * installs the dependencies' links.
+ */
 export async function copyTree(tree: string): Promise<void> {
-  const listed = await run("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"], {
-    cwd: root,
-  });
+  const listed = await run(
+    "git",
+    ["ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    {
+      cwd: root,
+    },
+  );
   const built = [...publishedPackages().values()].flatMap(({ folder, manifest }) =>
     (manifest.files ?? []).map((path) => `${folder}/${path}`),
   );
@@ -55,7 +70,9 @@ export async function copyTree(tree: string): Promise<void> {
     await cp(join(root, path), join(tree, path), { recursive: true }).catch(ignoreMissing);
   }
   const git = (...args: string[]) =>
-    run("git", ["-c", "user.name=release", "-c", "user.email=release@localhost", ...args], { cwd: tree });
+    run("git", ["-c", "user.name=release", "-c", "user.email=release@localhost", ...args], {
+      cwd: tree,
+    });
   await git("init", "--quiet", "--initial-branch", "main");
   await git("add", "--all");
   await git("commit", "--quiet", "--message", "the tree that is released");

@@ -54,9 +54,12 @@ test.each(built)("tsup builds %s with the shared preset", (folder) => {
 });
 
 // The suites of @kv/conformance run in the packages that use them.
-test.each(built.filter((folder) => folder !== "packages/conformance"))("vitest tests %s", (folder) => {
-  expect(manifest(folder).scripts?.["test"]).toBe(`vitest run --root ../.. ${folder}/`);
-});
+test.each(built.filter((folder) => folder !== "packages/conformance"))(
+  "vitest tests %s",
+  (folder) => {
+    expect(manifest(folder).scripts?.["test"]).toBe(`vitest run --root ../.. ${folder}/`);
+  },
+);
 
 test("changesets say what a release changes, and make its versions", () => {
   expect(manifest(".").devDependencies).toHaveProperty("@changesets/cli");
@@ -74,7 +77,9 @@ test("node-addon-api is what the addon is written with", () => {
 });
 
 test("zod reads configurations", () => {
-  const users = packages.filter((name) => manifest(`packages/${name}`).dependencies?.["zod"] !== undefined);
+  const users = packages.filter(
+    (name) => manifest(`packages/${name}`).dependencies?.["zod"] !== undefined,
+  );
   const imports = users.filter((name) =>
     sourceFiles(root, ["packages"]).some(
       (path) => path.startsWith(`packages/${name}/src/`) && /from "zod"/.test(read(path)),

@@ -5,9 +5,13 @@ import { expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
 /** What reads the time of the machine. */
-const SYSTEM_TIME = /^(systemClock|Date\.now|performance\.now|process\.hrtime(\.bigint)?)\(|^new Date\(\)/;
+const SYSTEM_TIME =
+  /^(systemClock|Date\.now|performance\.now|process\.hrtime(\.bigint)?)\(|^new Date\(\)/;
 
-/** Uses of the machine's time that no caller can replace: those that run when the module is loaded, and defaults of parameters. */
+/**
+ * Uses of the machine's time that no caller can replace: those that run when the module is loaded,
+ * and defaults of parameters.
+ */
 function fixedClocks(path: string, text: string): string[] {
   const found: string[] = [];
   const file = ts.createSourceFile(path, text, ts.ScriptTarget.Latest, true);
@@ -42,5 +46,7 @@ test.each([
 test("the clock comes from the program: no module reads the time when it is loaded", () => {
   const files = sourceFiles(root, ["packages", "apps"]).filter((path) => /\/src\//.test(path));
   expect(files.length).toBeGreaterThan(500);
-  expect(files.flatMap((path) => fixedClocks(path, readFileSync(join(root, path), "utf8")))).toEqual([]);
+  expect(
+    files.flatMap((path) => fixedClocks(path, readFileSync(join(root, path), "utf8"))),
+  ).toEqual([]);
 });

@@ -1,6 +1,14 @@
 // A long suite: it installs, builds and tests the core in a folder without the rest.
 import { execFileSync } from "node:child_process";
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -9,8 +17,11 @@ import mayImport from "./may-import.json" with { type: "json" };
 import { root } from "./source-files.js";
 
 const CORE = Object.keys(mayImport.core);
-/** Beside the packages: what builds, packs and tests any of them, and what the core's tests need. */
-const BESIDE = /^(native|tools\/(bundle|conformance|setup|testing|tests|release\/check-packages\.mjs))(\/|$)/;
+/**
+ * Beside the packages: what builds, packs and tests any of them, and what the core's tests need.
+ */
+const BESIDE =
+  /^(native|tools\/(bundle|conformance|setup|testing|tests|release\/check-packages\.mjs))(\/|$)/;
 const AT_THE_TOP = [
   "package.json",
   "pnpm-lock.yaml",
@@ -45,7 +56,9 @@ beforeAll(() => {
     BESIDE.test(path) ||
     AT_THE_TOP.includes(path) ||
     CORE.some((name) => path.startsWith(`packages/${name}/`));
-  for (const path of files.split("\0").filter((each) => isPart(each) && existsSync(join(root, each)))) {
+  for (const path of files
+    .split("\0")
+    .filter((each) => isPart(each) && existsSync(join(root, each)))) {
     mkdirSync(dirname(join(folder, path)), { recursive: true });
     cpSync(join(root, path), join(folder, path));
   }
@@ -76,7 +89,12 @@ describe("the core, in a folder without the rest", () => {
       include: ["packages/*/src", "packages/*/test", "tools/testing"],
     };
     writeFileSync(join(folder, "tsconfig.core.json"), JSON.stringify(config));
-    run(process.execPath, ["node_modules/typescript-7/bin/tsc", "--noEmit", "-p", "tsconfig.core.json"]);
+    run(process.execPath, [
+      "node_modules/typescript-7/bin/tsc",
+      "--noEmit",
+      "-p",
+      "tsconfig.core.json",
+    ]);
   }, 300_000);
 
   test("packs as it is published", () => {

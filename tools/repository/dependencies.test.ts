@@ -10,13 +10,20 @@ import mayImport from "./may-import.json" with { type: "json" };
 import { root, sourceFiles } from "./source-files.js";
 
 /**
- * Checks the dependencies between packages. dependency-cruiser checks imports (tools/repository/dependency-cruiser.cjs). The scan here also finds a specifier
- * that is a constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json. Tests may import every package.
+ * Checks the dependencies between packages. dependency-cruiser checks imports
+ * (tools/repository/dependency-cruiser.cjs). The scan here also finds a specifier that is a
+ * constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json.
+ * Tests may import every package.
  */
 const run = promisify(execFile);
-const ALLOWED: Readonly<Record<string, readonly string[]>> = Object.assign({}, ...Object.values(mayImport));
+const ALLOWED: Readonly<Record<string, readonly string[]>> = Object.assign(
+  {},
+  ...Object.values(mayImport),
+);
 
-/** String literals in the sources of packages that name a package which must not be imported there. */
+/**
+ * String literals in the sources of packages that name a package which must not be imported there.
+ */
 function violations(folder: string): string[] {
   return sourceFiles(folder, ["packages"])
     .filter((path) => /\/src\//.test(path))
@@ -35,7 +42,10 @@ function isAllowed(importer: string, name: string): boolean {
   return ALLOWED[importer]?.includes(name) ?? false;
 }
 
-/** The packages in string literals that are an import specifier, such as `@kv/plan` or `@kv/conformance/transport`. */
+/**
+ * The packages in string literals that are an import specifier, such as `@kv/plan` or
+ * `@kv/conformance/transport`.
+ */
 function packagesNamedIn(text: string): string[] {
   if (!text.includes("@kv/")) return [];
   const names = new Set<string>();
@@ -63,7 +73,10 @@ describe.runIf(isLongRun)("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
     folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
-    const paths = { "@kv/testing/*": ["./tools/testing/src/*.ts"], "@kv/*": ["./packages/*/src/index.ts"] };
+    const paths = {
+      "@kv/testing/*": ["./tools/testing/src/*.ts"],
+      "@kv/*": ["./packages/*/src/index.ts"],
+    };
     write("tsconfig.json", JSON.stringify({ compilerOptions: { paths } }));
     for (const name of ["connector", "plan", "proxy", "pull"])
       write(`packages/${name}/src/index.ts`, "export const x = 1;");
@@ -82,9 +95,9 @@ describe.runIf(isLongRun)("in a small source tree", () => {
       .split(sep)
       .join("/");
     const args = ["--config", config, "--output-type", "json", "packages", "tools"];
-    const { stdout } = await run(join(root, "node_modules/.bin/depcruise"), args, { cwd: folder }).catch(
-      (error: { stdout: string }) => error,
-    );
+    const { stdout } = await run(join(root, "node_modules/.bin/depcruise"), args, {
+      cwd: folder,
+    }).catch((error: { stdout: string }) => error);
     const { summary } = JSON.parse(stdout) as {
       summary: { violations: { from: string; rule: { name: string } }[] };
     };
@@ -93,7 +106,9 @@ describe.runIf(isLongRun)("in a small source tree", () => {
 
   test("both checks find a dynamic import that is not allowed", async () => {
     write("packages/plan/src/late.ts", 'export const load = () => import("@kv/connector");');
-    expect(await broken()).toEqual(["packages/plan/src/late.ts: plan-imports-only-interface-topology"]);
+    expect(await broken()).toEqual([
+      "packages/plan/src/late.ts: plan-imports-only-interface-topology",
+    ]);
     expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
   });
 
@@ -113,13 +128,22 @@ describe.runIf(isLongRun)("in a small source tree", () => {
   });
 
   test("two files that import only types of each other are a circle", async () => {
-    write("packages/plan/src/egg.ts", 'import type { Hen } from "./hen.js";\nexport type Egg = Hen[];');
-    write("packages/plan/src/hen.ts", 'import type { Egg } from "./egg.js";\nexport type Hen = Egg[];');
+    write(
+      "packages/plan/src/egg.ts",
+      'import type { Hen } from "./hen.js";\nexport type Egg = Hen[];',
+    );
+    write(
+      "packages/plan/src/hen.ts",
+      'import type { Egg } from "./egg.js";\nexport type Hen = Egg[];',
+    );
     expect(await broken()).toEqual(["packages/plan/src/egg.ts: no-cycles"]);
   });
 
   test("tests may import every package of their tier or below", async () => {
-    write("packages/plan/src/late.test.ts", 'import "@kv/testing/engine";\nimport "@kv/connector";');
+    write(
+      "packages/plan/src/late.test.ts",
+      'import "@kv/testing/engine";\nimport "@kv/connector";',
+    );
     write("packages/plan/test/pair.ts", 'import "@kv/pull";');
     write("packages/proxy/test/pair.ts", 'import "@kv/pull";');
     expect(await broken()).toEqual([]);
@@ -133,7 +157,11 @@ describe.runIf(isLongRun)("in a small source tree", () => {
     write("packages/plan/test/front.ts", 'import "@kv/proxy";');
     write("tools/bench/report.ts", "export const x = 1;");
     write("tools/testing/src/table.ts", 'export { x } from "../../bench/report.js";');
-    const files = ["packages/plan/test/front.ts", "tools/testing/src/front.ts", "tools/testing/src/table.ts"];
+    const files = [
+      "packages/plan/test/front.ts",
+      "tools/testing/src/front.ts",
+      "tools/testing/src/table.ts",
+    ];
     expect(await broken()).toEqual(files.map((file) => `${file}: ${rule}`));
   });
 });

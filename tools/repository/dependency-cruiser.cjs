@@ -1,5 +1,6 @@
-// The directions of dependencies in docs/architecture.md. tools/repository/dependencies.test.ts shows that these rules bite, and
-// finds what they cannot see: a dynamic import whose specifier is a constant.
+// The directions of dependencies in docs/architecture.md. tools/repository/dependencies.test.ts
+// shows that these rules bite, and finds what they cannot see: a dynamic import whose specifier is
+// a constant.
 const TIERS = require("./may-import.json");
 const MAY_IMPORT = Object.assign({}, ...Object.values(TIERS));
 const CORE = Object.keys(TIERS.core).join("|");

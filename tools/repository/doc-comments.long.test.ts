@@ -64,15 +64,24 @@ export const use = (value: NotExported) => value.free;
 `;
 
 /** Calls `look` with a folder of packages; `secret` is private. */
-function withPackages<T>(sources: Readonly<Record<string, string>>, look: (folder: string) => T): T {
+function withPackages<T>(
+  sources: Readonly<Record<string, string>>,
+  look: (folder: string) => T,
+): T {
   const folder = mkdtempSync(join(tmpdir(), "kv-docs-"));
   const write = (path: string, text: string) => {
     mkdirSync(dirname(join(folder, path)), { recursive: true });
     writeFileSync(join(folder, path), text);
   };
-  write("tsconfig.json", '{ "compilerOptions": { "paths": { "@kv/*": ["./packages/*/src/index.ts"] } } }');
+  write(
+    "tsconfig.json",
+    '{ "compilerOptions": { "paths": { "@kv/*": ["./packages/*/src/index.ts"] } } }',
+  );
   for (const [name, source] of Object.entries(sources)) {
-    const manifest = { exports: { ".": { default: "./dist/index.js" } }, private: name === "secret" };
+    const manifest = {
+      exports: { ".": { default: "./dist/index.js" } },
+      private: name === "secret",
+    };
     write(`packages/${name}/package.json`, JSON.stringify(manifest));
     write(`packages/${name}/src/index.ts`, source.trimStart());
   }

@@ -23,9 +23,11 @@ export interface DocReport {
 }
 
 /**
- * Finds every export of every published package, and every member of an exported interface, object type, class or enum, that has no doc
- * comment. The entries are those of `exports` in each package.json, taken from `src` in place of `dist`. A member of a class that
- * implements an interface inherits the interface's comment. A name that one package exports again from another counts where it is declared.
+ * Finds every export of every published package, and every member of an exported interface, object
+ * type, class or enum, that has no doc comment. The entries are those of `exports` in each
+ * package.json, taken from `src` in place of `dist`. A member of a class that implements an
+ * interface inherits the interface's comment. A name that one package exports again from another
+ * counts where it is declared.
  */
 export function findUndocumented(
   base: string,
@@ -37,8 +39,15 @@ export function findUndocumented(
   for (const name of packages) {
     const folder = `${join(base, "packages", name)}/`;
     const seen = new Set<ts.Symbol>();
-    /** Several symbols are the branches of a union that have a member of one name: one comment is enough for them. */
-    const look = (symbols: readonly ts.Symbol[], path: string, kind: "exports" | "members"): void => {
+    /**
+     * Several symbols are the branches of a union that have a member of one name: one comment is
+     * enough for them.
+     */
+    const look = (
+      symbols: readonly ts.Symbol[],
+      path: string,
+      kind: "exports" | "members",
+    ): void => {
       const own = symbols.filter(
         (symbol) => !seen.has(symbol) && declarationIn(folder, symbol) !== undefined,
       );
@@ -47,7 +56,11 @@ export function findUndocumented(
       for (const symbol of own) seen.add(symbol);
       total[kind] += 1;
       if (!own.some((symbol) => isDocumented(symbol, checker)))
-        undocumented.push({ package: name, place: placeOf(base, declarationIn(folder, first)), name: path });
+        undocumented.push({
+          package: name,
+          place: placeOf(base, declarationIn(folder, first)),
+          name: path,
+        });
       const members = own.flatMap((symbol) => membersOf(symbol, checker));
       for (const member of new Set(members.map((each) => each.name))) {
         const branches = members.filter((each) => each.name === member);
@@ -73,7 +86,9 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const wanted = process.argv.slice(2);
   const program = publicProgram(root);
   const { undocumented } = findUndocumented(root, program);
-  const listed = undocumented.filter((each) => wanted.length === 0 || wanted.includes(each.package));
+  const listed = undocumented.filter(
+    (each) => wanted.length === 0 || wanted.includes(each.package),
+  );
   for (const { place, name } of listed) console.log(`${place}  ${name}`);
   console.log(`${listed.length} without a doc comment`);
   const { findings } = findDefaults(root, program);

@@ -17,8 +17,8 @@ interface Bundle {
 }
 
 /**
- * Finds the source files of which functions run. Each module is loaded with a copy of everything that it imports, so that what P's connector
- * runs is told from what D's runs.
+ * Finds the source files of which functions run. Each module is loaded with a copy of everything
+ * that it imports, so that what P's connector runs is told from what D's runs.
  */
 export class ExecutedFiles {
   readonly #session = new Session();
@@ -30,7 +30,10 @@ export class ExecutedFiles {
     const executed = new ExecutedFiles();
     executed.#session.connect();
     await executed.#session.post("Profiler.enable");
-    await executed.#session.post("Profiler.startPreciseCoverage", { callCount: true, detailed: false });
+    await executed.#session.post("Profiler.startPreciseCoverage", {
+      callCount: true,
+      detailed: false,
+    });
     return executed;
   }
 
@@ -40,8 +43,13 @@ export class ExecutedFiles {
     try {
       const bundle = join(folder, `${name}.cjs`);
       await build({
-        ...{ entryPoints: [join(root, file)], outfile: bundle, bundle: true },
-        ...{ format: "cjs", platform: "node", target: "node20", logLevel: "error" },
+        entryPoints: [join(root, file)],
+        outfile: bundle,
+        bundle: true,
+        format: "cjs",
+        platform: "node",
+        target: "node20",
+        logLevel: "error",
         tsconfig: join(root, "tsconfig.json"),
         // As in the package's own bundle, which lies in a folder beside the source's.
         define: {
@@ -65,7 +73,10 @@ export class ExecutedFiles {
     }
   }
 
-  /** Runs work. Returns the paths of the files that ran in it, by the name of the module that was loaded. */
+  /**
+   * Runs work. Returns the paths of the files that ran in it, by the name of the module that was
+   * loaded.
+   */
   async during(work: () => Promise<void>): Promise<ReadonlyMap<string, ReadonlySet<string>>> {
     await this.#take();
     await work();

@@ -3,7 +3,10 @@ import { dirname, join } from "node:path";
 import { expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
-/** A reader finds a file by the idea of its folder, so a folder of sources holds few of them. Tests and sub-folders do not count. */
+/**
+ * A reader finds a file by the idea of its folder, so a folder of sources holds few of them. Tests
+ * and sub-folders do not count.
+ */
 const LIMIT = 15;
 
 /** How many source files each `src` folder and each folder below one holds itself. */

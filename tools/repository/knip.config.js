@@ -11,20 +11,30 @@ const packages = Object.fromEntries(
   foldersIn("packages").map((name) => [
     `packages/${name}`,
     {
-      entry: [...Object.values(entryPoints(`packages/${name}`)), "test/**/*.ts", "src/**/*.test.ts"],
+      entry: [
+        ...Object.values(entryPoints(`packages/${name}`)),
+        "test/**/*.ts",
+        "src/**/*.test.ts",
+      ],
       project: ["src/**/*.ts", "test/**/*.ts"],
     },
   ]),
 );
 
 /** The folders of tools/ whose files are all begun by somebody: programs and what tests share. */
-const workshop = foldersIn("tools").filter((name) => !["bench", "node_modules", "testing"].includes(name));
+const workshop = foldersIn("tools").filter(
+  (name) => !["bench", "node_modules", "testing"].includes(name),
+);
 
 export default {
   workspaces: {
     ...packages,
     "packages/kv-plan": {
-      entry: [...packages["packages/kv-plan"].entry, "page/{planner,report-page,build}.ts", "page/*.test.ts"],
+      entry: [
+        ...packages["packages/kv-plan"].entry,
+        "page/{planner,report-page,build}.ts",
+        "page/*.test.ts",
+      ],
       project: ["src/**/*.ts", "test/**/*.ts", "page/*.ts"],
     },
     "apps/demo": {

@@ -13,7 +13,10 @@ import { sideChannelLimits } from "../../packages/side-channel/src/listener/limi
 
 const root = join(import.meta.dirname, "../..");
 
-/** `dependent`: the defaults that depend on the process's limit of open files, as the table writes them. */
+/**
+ * `dependent`: the defaults that depend on the process's limit of open files, as the table writes
+ * them.
+ */
 function rowsOf(limits: object, dependent: Record<string, string> = {}): [string, string][] {
   return Object.entries(limits).map(([name, value]) => [name, dependent[name] ?? grouped(value)]);
 }
@@ -142,7 +145,8 @@ describe("SECURITY.md has each limit with its default, what happens at it, and a
     );
     for (const [name, , effect = ""] of rows) expect(effect.length, name).toBeGreaterThan(2);
     const tests = files.map((file) => readFileSync(join(root, file), "utf8")).join("\n");
-    for (const [name] of limits) expect(tests, `${heading}: no test of ${name}`).toMatch(testOf(name));
+    for (const [name] of limits)
+      expect(tests, `${heading}: no test of ${name}`).toMatch(testOf(name));
   });
 });
 

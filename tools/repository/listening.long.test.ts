@@ -10,37 +10,77 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { sampleRecording } from "../../packages/peer/test/sample-recording.js";
 import { freePorts } from "../vllm/free-ports.js";
 
-/** SECURITY.md says what each program listens on. Each is started and compared with what the kernel reports. */
+/**
+ * SECURITY.md says what each program listens on. Each is started and compared with what the kernel
+ * reports.
+ */
 const root = join(import.meta.dirname, "../..");
 const children: ChildProcess[] = [];
-const PROXY = ["kv-proxy", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1", "--pairing", "off"];
+const PROXY = [
+  "kv-proxy",
+  "--prefill",
+  "127.0.0.1:1",
+  "--decode",
+  "127.0.0.1:1",
+  "--pairing",
+  "off",
+];
 const EPP = ["kv-epp", ...PROXY.slice(1)];
-/** By the first column of the table: the entry and its arguments. A port's placeholder in the table is the flag or the variable before it here. */
+/**
+ * By the first column of the table: the entry and its arguments. A port's placeholder in the table
+ * is the flag or the variable before it here.
+ */
 const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   "kv-proxy": [...PROXY, "--port", "PORT"],
   "kv-proxy --admin-port": [...PROXY, "--port", "PORT", "--admin-port", "PORT"],
   "kv-proxy --sidecar": [
-    ...["kv-proxy", "--sidecar", "--vllm-port", "1"],
-    ...["--allow-prefill", "10.0.0.0/8", "--pairing", "off", "--port", "PORT"],
+    "kv-proxy",
+    "--sidecar",
+    "--vllm-port",
+    "1",
+    "--allow-prefill",
+    "10.0.0.0/8",
+    "--pairing",
+    "off",
+    "--port",
+    "PORT",
   ],
   "kv-epp": [...EPP, "--port", "PORT"],
   "kv-epp --health-port --metrics-port": [
     ...EPP,
-    ...["--port", "PORT", "--health-port", "PORT", "--metrics-port", "PORT"],
+    "--port",
+    "PORT",
+    "--health-port",
+    "PORT",
+    "--metrics-port",
+    "PORT",
   ],
   "kv-peer prefill": [
-    ...["kv-peer", "prefill", "--from", "RECORDING"],
-    ...["--port", "PORT", "--side-channel-port", "PORT"],
+    "kv-peer",
+    "prefill",
+    "--from",
+    "RECORDING",
+    "--port",
+    "PORT",
+    "--side-channel-port",
+    "PORT",
   ],
   "kv-peer watch --metrics-port": [
-    ...["kv-peer", "watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "PORT"],
+    "kv-peer",
+    "watch",
+    "--pair",
+    "http://127.0.0.1:1",
+    "--metrics-port",
+    "PORT",
   ],
   "kv-nixl bench --listen": ["kv-nixl", "bench", "--listen", "PORT"],
   "demo prefill": ["demo", "prefill", "--port", "PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "PORT"],
 };
 
 const rows = Array.from(
-  readFileSync(join(root, "SECURITY.md"), "utf8").matchAll(/^\| `((?:kv-|demo )[^`]*)` \| (`[^|]*) \|/gm),
+  readFileSync(join(root, "SECURITY.md"), "utf8").matchAll(
+    /^\| `((?:kv-|demo )[^`]*)` \| (`[^|]*) \|/gm,
+  ),
   ([, name = "", cell = ""]) => ({ name, listens: [...(cell.match(/[^\s`]+/g) ?? [])] }),
 );
 
@@ -94,7 +134,9 @@ describe.each(rows)("$name", ({ name, listens }) => {
       const found = listening(child.pid ?? 0);
       const expected = listens
         .filter((each) => each !== "interfaces:free")
-        .map((each) => each.replace(/:(.*)$/, (_, placeholder: string) => `:${ports.get(placeholder)}`));
+        .map((each) =>
+          each.replace(/:(.*)$/, (_, placeholder: string) => `:${ports.get(placeholder)}`),
+        );
       expect(found).toEqual(expect.arrayContaining(expected));
       const others = found.filter((each) => !expected.includes(each));
       const own = Object.values(networkInterfaces()).flatMap((each) =>

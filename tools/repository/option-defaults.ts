@@ -14,9 +14,10 @@ export interface DefaultsReport {
 }
 
 /**
- * Looks at each optional member of each exported type whose name ends in `Options`: it has a `@default` tag (`undefined` where nothing happens without it). Where
- * the code takes the member with a default (`{ member = value }` or `options.member ?? value`) that is a number, a text or a boolean, the tag is that
- * value. Comments of other exports do not name a default in prose.
+ * Looks at each optional member of each exported type whose name ends in `Options`: it has a
+ * `@default` tag (`undefined` where nothing happens without it). Where the code takes the member
+ * with a default (`{ member = value }` or `options.member ?? value`) that is a number, a text or a
+ * boolean, the tag is that value. Comments of other exports do not name a default in prose.
  */
 export function findDefaults(
   base: string,
@@ -31,7 +32,8 @@ export function findDefaults(
     seen.add(each);
     for (const member of membersOf(each, checker)) {
       const [node] = member.declarations ?? [];
-      if (node === undefined || !ts.isPropertySignature(node) || node.questionToken === undefined) continue;
+      if (node === undefined || !ts.isPropertySignature(node) || node.questionToken === undefined)
+        continue;
       const name = `${each.name}.${member.name}`;
       const text = defaultTag(member, checker);
       const comment = ts.displayPartsToString(member.getDocumentationComment(checker));
@@ -87,7 +89,8 @@ function constantOf(node: ts.Expression, checker?: ts.TypeChecker): Value | unde
     return ts.isNumericLiteral(node) ? Number(node.text) : node.text;
   if (node.kind === ts.SyntaxKind.TrueKeyword) return true;
   if (node.kind === ts.SyntaxKind.FalseKeyword) return false;
-  if (ts.isPropertyAccessExpression(node) && node.getText() === "Number.POSITIVE_INFINITY") return Infinity;
+  if (ts.isPropertyAccessExpression(node) && node.getText() === "Number.POSITIVE_INFINITY")
+    return Infinity;
   if (ts.isIdentifier(node)) {
     if (node.text === "Infinity") return Infinity;
     const symbol = checker?.getSymbolAtLocation(node);

@@ -49,25 +49,21 @@ const PROGRAMS: readonly Program[] = [
     name: "kv-proxy",
     folder: "proxy",
     headings: [
-      ...[
-        "Options",
-        "Instances",
-        "Discovery",
-        "Health checks",
-        "Pairing",
-        "Routing",
-        "Transfer",
-        "Further turns",
-        "Sidecar",
-      ],
-      ...[
-        "Limits",
-        "Timeouts",
-        "Clients",
-        "Admin routes",
-        "Instances, as vLLM's toy proxy takes them",
-        "Commands",
-      ],
+      "Options",
+      "Instances",
+      "Discovery",
+      "Health checks",
+      "Pairing",
+      "Routing",
+      "Transfer",
+      "Further turns",
+      "Sidecar",
+      "Limits",
+      "Timeouts",
+      "Clients",
+      "Admin routes",
+      "Instances, as vLLM's toy proxy takes them",
+      "Commands",
     ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
@@ -76,8 +72,18 @@ const PROGRAMS: readonly Program[] = [
     name: "kv-epp",
     folder: "epp",
     headings: [
-      ...["Options", "Instances", "Discovery", "Health checks", "Pairing", "Routing", "Answers", "Limits"],
-      ...["Timeouts", "Health and metrics", "TLS", "Commands"],
+      "Options",
+      "Instances",
+      "Discovery",
+      "Health checks",
+      "Pairing",
+      "Routing",
+      "Answers",
+      "Limits",
+      "Timeouts",
+      "Health and metrics",
+      "TLS",
+      "Commands",
     ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
@@ -91,7 +97,10 @@ const PROGRAMS: readonly Program[] = [
   { name: "kv-neuron", folder: "neuron", completed: { typed: ["doc"], found: "doctor" } },
 ];
 
-/** Prints what bash completes for the words of a command line. The function that the script calls is part of the package bash-completion. */
+/**
+ * Prints what bash completes for the words of a command line. The function that the script calls is
+ * part of the package bash-completion.
+ */
 const COMPLETE = `
   source <("$1" complete bash)
   _get_comp_words_by_ref() { words=("\${COMP_WORDS[@]}"); cur=\${COMP_WORDS[COMP_CWORD]}; }
@@ -131,7 +140,10 @@ describe.each(PROGRAMS)("$name", (program) => {
   it("prints its version and its help on stdout, and exits with 0", async () => {
     const manifest = readFileSync(join(root, "packages", folder, "package.json"), "utf8");
     const { version } = JSON.parse(manifest) as { readonly version: string };
-    const [shown, help] = await Promise.all([run(program, ["--version"]), run(program, ["--help"])]);
+    const [shown, help] = await Promise.all([
+      run(program, ["--version"]),
+      run(program, ["--help"]),
+    ]);
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
@@ -195,7 +207,9 @@ describe.each(PROGRAMS)("$name", (program) => {
     const { code, stdout, stderr } = await run(program, ["--no-such-option"]);
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
     expect(stderr).toMatch(
-      new RegExp(`^${name}: unknown option '--no-such-option' \\[KV_CONFIG_INVALID\\]\n( {2}.+\n)?$`),
+      new RegExp(
+        `^${name}: unknown option '--no-such-option' \\[KV_CONFIG_INVALID\\]\n( {2}.+\n)?$`,
+      ),
     );
   });
 
@@ -204,9 +218,15 @@ describe.each(PROGRAMS)("$name", (program) => {
     try {
       // The program under its name on PATH.
       const call = [process.execPath, builtProgram(name)];
-      writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call.join(" ")} "$@"\n`, { mode: 0o755 });
+      writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call.join(" ")} "$@"\n`, {
+        mode: 0o755,
+      });
       const env = { PATH: `${folder}:${process.env["PATH"]}` };
-      const { stdout } = await output("bash", ["-c", COMPLETE, "bash", name, ...completed.typed], env);
+      const { stdout } = await output(
+        "bash",
+        ["-c", COMPLETE, "bash", name, ...completed.typed],
+        env,
+      );
       expect(stdout.trim().split("\n")).toContain(completed.found);
     } finally {
       rmSync(folder, { recursive: true });
@@ -222,7 +242,8 @@ describe.each(PROGRAMS)("$name", (program) => {
 });
 
 it("the demo prints its version, its help before any set-up, and exits with 2 for a wrong call", async () => {
-  const demo = (...args: string[]) => output(process.execPath, [join(root, "tools/setup/demo.mjs"), ...args]);
+  const demo = (...args: string[]) =>
+    output(process.execPath, [join(root, "tools/setup/demo.mjs"), ...args]);
   const manifest = readFileSync(join(root, "apps/demo/package.json"), "utf8");
   const { version } = JSON.parse(manifest) as { readonly version: string };
   expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
@@ -264,12 +285,24 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
       "kv-proxy, with a request in flight",
       "proxy",
       (target) => [
-        ...["--prefill", target, "--decode", target, "--port", "0"],
-        ...["--grace-ms", "600000", "--pairing", "off"],
+        "--prefill",
+        target,
+        "--decode",
+        target,
+        "--port",
+        "0",
+        "--grace-ms",
+        "600000",
+        "--pairing",
+        "off",
       ],
     ],
     ["kv-peer watch", "peer", (target) => ["watch", "--pair", `http://${target}`]],
-    ["kv-peer decode", "peer", (target) => ["decode", "--prefill", `http://${target}`, "--duration", "10m"]],
+    [
+      "kv-peer decode",
+      "peer",
+      (target) => ["decode", "--prefill", `http://${target}`, "--duration", "10m"],
+    ],
   ])("%s", async (name, folder, args) => {
     const child = spawn(process.execPath, [builtProgram(`kv-${folder}`), ...args(url)], {
       cwd: root,

@@ -14,10 +14,18 @@ export interface PublicProgram {
 
 /** Checks the types of the published packages: 20 s for those of this repository. */
 export function publicProgram(base: string): PublicProgram {
-  const packages = readdirSync(join(base, "packages")).filter((name) => entriesOf(base, name).length > 0);
-  const { config } = ts.readConfigFile(join(base, "tsconfig.json"), ts.sys.readFile) as { config: object };
+  const packages = readdirSync(join(base, "packages")).filter(
+    (name) => entriesOf(base, name).length > 0,
+  );
+  const { config } = ts.readConfigFile(join(base, "tsconfig.json"), ts.sys.readFile) as {
+    config: object;
+  };
   const files = packages.flatMap((name) => entriesOf(base, name));
-  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files }, ts.sys, base);
+  const { options } = ts.parseJsonConfigFileContent(
+    { ...config, include: [], files },
+    ts.sys,
+    base,
+  );
   const program = ts.createProgram(files, options);
   const checker = program.getTypeChecker();
   const exportsOf = (name: string) =>
@@ -42,14 +50,19 @@ function entriesOf(base: string, name: string): string[] {
   };
   if (isPrivate === true) return [];
   return Object.values(exports).flatMap((entry) => {
-    const built = /^\.\/dist\/(.+)\.js$/.exec(typeof entry === "string" ? entry : entry.default)?.[1];
+    const built = /^\.\/dist\/(.+)\.js$/.exec(
+      typeof entry === "string" ? entry : entry.default,
+    )?.[1];
     if (built === undefined) return [];
     const source = join(base, "packages", name, "src", built);
     return existsSync(`${source}.ts`) ? `${source}.ts` : join(source, "index.ts");
   });
 }
 
-/** The members that the declarations of an interface, object type, class or enum name themselves; not those that they inherit. */
+/**
+ * The members that the declarations of an interface, object type, class or enum name themselves;
+ * not those that they inherit.
+ */
 export function membersOf(symbol: ts.Symbol, checker: ts.TypeChecker): ts.Symbol[] {
   return (symbol.declarations ?? []).flatMap(memberNodes).flatMap((node) => {
     if (node.name === undefined || ts.isPrivateIdentifier(node.name)) return [];
@@ -67,7 +80,8 @@ function memberNodes(node: ts.Node): readonly (ts.TypeElement | ts.ClassElement 
     return [...node.members];
   if (ts.isTypeAliasDeclaration(node)) return memberNodes(node.type);
   if (ts.isTypeLiteralNode(node)) return [...node.members];
-  if (ts.isUnionTypeNode(node) || ts.isIntersectionTypeNode(node)) return node.types.flatMap(memberNodes);
+  if (ts.isUnionTypeNode(node) || ts.isIntersectionTypeNode(node))
+    return node.types.flatMap(memberNodes);
   if (ts.isParenthesizedTypeNode(node)) return memberNodes(node.type);
   return [];
 }

@@ -7,8 +7,9 @@ import { LEFT_OUT, type PathTable, REQUEST_PATHS } from "./request-paths.js";
 import { root } from "./source-files.js";
 
 /**
- * Compares the tables of docs/architecture.md with the files of which functions run for one warm request. `UPDATE=1 npx vitest run
- * tools/repository/request-path.long.test.ts` adds and removes rows; the sentence of a new row is written by hand.
+ * Compares the tables of docs/architecture.md with the files of which functions run for one warm
+ * request. `UPDATE=1 npx vitest run tools/repository/request-path.long.test.ts` adds and removes
+ * rows; the sentence of a new row is written by hand.
  */
 const PAGE = join(root, "docs/architecture.md");
 const MISSING = "…";
@@ -43,7 +44,8 @@ describe.each(REQUEST_PATHS)("one warm request", ({ modules, tables, start, miss
   test.skipIf(missing)(`${headings}: the tables name the files that run${skipped}`, async () => {
     const executed = await ExecutedFiles.open();
     const loaded: Record<string, unknown> = {};
-    for (const [name, file] of Object.entries(modules)) loaded[name] = await executed.load(name, file);
+    for (const [name, file] of Object.entries(modules))
+      loaded[name] = await executed.load(name, file);
     const request = await start(loaded);
     const ran = await executed.during(() => request.run());
     await request.close();

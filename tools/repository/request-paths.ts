@@ -41,18 +41,25 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/\/(index|building-blocks)\.ts$/, "barrels"],
   [/\/(step-types|step-metadata)\.ts$/, "types and checks of them"],
   [/\/(receive-error|peer-errors|upstream-errors|native-errors)\.ts$/, "errors"],
-  [/\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/, "metrics, tracing, log and configuration"],
+  [
+    /\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/,
+    "metrics, tracing, log and configuration",
+  ],
   [
     /\/(oldest-first|alias-index|task-tracker|engine-address|byte-collector|member-list|ref-count)\.ts$/,
     "containers and keys",
   ],
 ];
 
-const DECODE_HALF = /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
+const DECODE_HALF =
+  /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
 const PREFILL_HALF = /\/prefill-(worker|scheduler)\.ts$/;
 
 /** Two simulated engines on the memory transport; each has a connector of its own. */
-function connectorPath(name: "pull" | "push", most: { readonly d: number; readonly p: number }): RequestPath {
+function connectorPath(
+  name: "pull" | "push",
+  most: { readonly d: number; readonly p: number },
+): RequestPath {
   const file = `packages/${name}/src/index.ts`;
   const title = name === "pull" ? "Pull" : "Push";
   return {
@@ -83,7 +90,11 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 const PROXIED_PULL: RequestPath = {
   modules: { proxy: "packages/proxy/src/index.ts" },
   tables: [
-    { heading: "The proxy: a pulled request, from the socket to the answer", module: "proxy", most: 18 },
+    {
+      heading: "The proxy: a pulled request, from the socket to the answer",
+      module: "proxy",
+      most: 18,
+    },
   ],
   async start({ proxy: module }) {
     const { createProxy } = module as typeof import("@kv/proxy");
@@ -92,14 +103,16 @@ const PROXIED_PULL: RequestPath = {
     const proxy = createProxy({
       prefillers: [prefiller.url],
       decoders: [decoder.url],
-      ...{ pairing: { mode: "off" }, health: { intervalMs: 0 } },
+      pairing: { mode: "off" },
+      health: { intervalMs: 0 },
     });
     const { url } = await proxy.listen({ port: 0 });
     const request = async () => {
       const body = JSON.stringify({ model: "m", prompt: "hello", max_tokens: 8 });
       const headers = { "content-type": "application/json" };
       const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
-      if (!answer.ok || (await answer.text()) === "") throw new Error(`the answer is ${answer.status}`);
+      if (!answer.ok || (await answer.text()) === "")
+        throw new Error(`the answer is ${answer.status}`);
     };
     await request();
     return {
@@ -119,8 +132,11 @@ const PICK: RequestPath = {
   async start({ epp: module }) {
     const { createPicker } = module as typeof import("@kv/epp");
     const picker = createPicker({
-      ...{ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"] },
-      ...{ pairing: { mode: "off" }, health: { intervalMs: 0 }, tls: false },
+      prefillers: ["127.0.0.1:11"],
+      decoders: ["127.0.0.1:21"],
+      pairing: { mode: "off" },
+      health: { intervalMs: 0 },
+      tls: false,
     });
     const { port } = await picker.listen({ port: 0 });
     const client = clientOf(port);
@@ -151,7 +167,10 @@ const NATIVE_TRANSFER: RequestPath = {
     const [lengthBytes, count] = [4096, 8];
     const transport = nixlTransport();
     const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
-    const [own, theirs] = [transport.allocate(lengthBytes * count), transport.allocate(lengthBytes * count)];
+    const [own, theirs] = [
+      transport.allocate(lengthBytes * count),
+      transport.allocate(lengthBytes * count),
+    ];
     await reader.register(own);
     await owner.register(theirs);
     await reader.addRemote(await owner.localMetadata());
@@ -165,7 +184,11 @@ const NATIVE_TRANSFER: RequestPath = {
     const ids = Int32Array.of(3, 1);
     const request = async () => {
       const { done, released } = reader.transfer({
-        ...{ operation: "READ", local, remote, localIds: ids, remoteIds: ids },
+        operation: "READ",
+        local,
+        remote,
+        localIds: ids,
+        remoteIds: ids,
         notification: Buffer.from("read"),
       });
       await Promise.all([done, released]);

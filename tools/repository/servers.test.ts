@@ -3,7 +3,10 @@ import { join } from "node:path";
 import { expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
-/** Product code that listens: HTTP goes through `@kv/http`, and each other listener is named here with what bounds its connections. */
+/**
+ * Product code that listens: HTTP goes through `@kv/http`, and each other listener is named here
+ * with what bounds its connections.
+ */
 const HTTP_SERVERS = "packages/http/src/http-server.ts";
 /** What makes an `HttpServer`. */
 const USERS = [
@@ -29,7 +32,8 @@ const TCP_CLIENTS: Readonly<Record<string, string>> = {
 };
 /** What starts processes, beside packages/program, each with its reason. */
 const STARTS_PROCESSES: Readonly<Record<string, string>> = {
-  "apps/demo/src/envoy/envoy-process.ts": "Envoy lasts, and is no process of Node that ends with its channel",
+  "apps/demo/src/envoy/envoy-process.ts":
+    "Envoy lasts, and is no process of Node that ends with its channel",
   "packages/proxy/src/cli.ts": "node:cluster tells a worker from the first process",
   "packages/proxy/src/workers/primary.ts": "node:cluster shares the port between the workers",
 };
@@ -40,7 +44,9 @@ const files = sourceFiles(root, ["packages", "apps"])
 
 /** The files that import this from one of these modules, and not its type alone. */
 function importing(modules: string, name = "create(Secure)?Server"): string[] {
-  const pattern = new RegExp(`import \\{[^}]*\\b(?<!type )${name}\\b[^}]*\\} from "(node:)?(${modules})"`);
+  const pattern = new RegExp(
+    `import \\{[^}]*\\b(?<!type )${name}\\b[^}]*\\} from "(node:)?(${modules})"`,
+  );
   return files.filter(({ text }) => pattern.test(text)).map(({ path }) => path);
 }
 
@@ -64,10 +70,14 @@ test("each listener of TCP is known, and counts an IPv6 /64 as one client", () =
 
 test("only the side channel opens sockets of ZeroMQ, and each other client of TCP is known", () => {
   const clients = importing("net|tls", "(connect|createConnection|Socket|TLSSocket)");
-  expect(clients.filter((path) => !SIDE_CHANNEL.test(path)).sort()).toEqual(Object.keys(TCP_CLIENTS));
+  expect(clients.filter((path) => !SIDE_CHANNEL.test(path)).sort()).toEqual(
+    Object.keys(TCP_CLIENTS),
+  );
   expect(clients.some((path) => SIDE_CHANNEL.test(path))).toBe(true);
   expect(
-    files.filter(({ text }) => /["']zeromq["']|\bimport \* as \w+ from "node:(net|tls)"/.test(text)),
+    files.filter(({ text }) =>
+      /["']zeromq["']|\bimport \* as \w+ from "node:(net|tls)"/.test(text),
+    ),
   ).toEqual([]);
 });
 
@@ -83,7 +93,9 @@ test("a client's address is a key only as remoteAddressKey gives it", () => {
   const lines = files.flatMap(({ path, text }) =>
     text
       .split("\n")
-      .filter((line) => /\bsocket\.remoteAddress\b/.test(line) && !line.includes("remoteAddressKey("))
+      .filter(
+        (line) => /\bsocket\.remoteAddress\b/.test(line) && !line.includes("remoteAddressKey("),
+      )
       .map((line) => `${path}: ${line.trim()}`),
   );
   // Words for a person who reads.

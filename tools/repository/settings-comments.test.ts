@@ -30,7 +30,8 @@ const SCHEMA = {
 
 test("an editor shows the description and the default of a setting", () => {
   const { text } = withSettingComments(DECLARATIONS, "", SCHEMA);
-  const use = "const given = {} as Settings;\ngiven.port; given.pools; given.limits?.connections;\n";
+  const use =
+    "const given = {} as Settings;\ngiven.port; given.pools; given.limits?.connections;\n";
   // In the folder of a package that has zod.
   const folder = fileURLToPath(new URL("../../packages/fleet", import.meta.url));
   const files = new Map([
@@ -58,7 +59,8 @@ test("an editor shows the description and the default of a setting", () => {
   const shown = (name: string) => {
     const file = join(folder, "use.ts");
     const info = service.getQuickInfoAtPosition(file, files.get(file)?.lastIndexOf(name) ?? 0);
-    const tags = info?.tags?.map((tag) => `@${tag.name} ${ts.displayPartsToString(tag.text)}`) ?? [];
+    const tags =
+      info?.tags?.map((tag) => `@${tag.name} ${ts.displayPartsToString(tag.text)}`) ?? [];
     return [ts.displayPartsToString(info?.documentation), ...tags].join(" ");
   };
   expect(["port", "pools", "limits", "connections"].map(shown)).toEqual([
@@ -70,9 +72,13 @@ test("an editor shows the description and the default of a setting", () => {
 });
 
 test("what the source map says of a line moves with it", () => {
-  const { text, mappings } = withSettingComments("declare const s: {\n    a: 1;\n    b: 2;\n};", "A;B;C;D", {
-    properties: { b: { description: "it */ ends", default: 2 } },
-  });
+  const { text, mappings } = withSettingComments(
+    "declare const s: {\n    a: 1;\n    b: 2;\n};",
+    "A;B;C;D",
+    {
+      properties: { b: { description: "it */ ends", default: 2 } },
+    },
+  );
   expect(text.split("\n")).toEqual([
     "declare const s: {",
     "    a: 1;",

@@ -8,7 +8,10 @@ const SOURCE = /\.(ts|mts|cts|mjs|cjs|js|cc|h)$/;
 const TEST = /\.(test|test-support)\.ts$/;
 const NOT_OURS = new Set(["node_modules", "dist", "build", "fixtures", ".turbo"]);
 
-/** The paths of all source files below the folders, relative to `base` and without tests; generated folders and fixtures are left out. */
+/**
+ * The paths of all source files below the folders, relative to `base` and without tests; generated
+ * folders and fixtures are left out.
+ */
 export function sourceFiles(base: string, folders: readonly string[]): string[] {
   return folders.flatMap((folder) => {
     if (!existsSync(join(base, folder))) return [];

@@ -7,8 +7,9 @@ import ts from "typescript";
 import { describe, expect, test } from "vitest";
 import { root } from "./source-files.js";
 
-// What users see of the programs and packages. `npx vitest run tools/repository/surface.long.test.ts -u` writes it
-// again; a commit whose change takes something away names it in docs/migration.md.
+// What users see of the programs and packages.
+// `npx vitest run tools/repository/surface.long.test.ts -u` writes it again; a commit whose change
+// takes something away names it in docs/migration.md.
 const surface = (path: string) => join(import.meta.dirname, "surface", path);
 
 const PROGRAMS = ["kv-epp", "kv-neuron", "kv-nixl", "kv-peer", "kv-plan", "kv-proxy"];
@@ -41,13 +42,20 @@ const entries = readdirSync(join(root, "packages")).flatMap((name) => {
       : [],
   );
   return [
-    { name, paths, others: Object.keys(exports).filter((path) => !paths.some((one) => one.path === path)) },
+    {
+      name,
+      paths,
+      others: Object.keys(exports).filter((path) => !paths.some((one) => one.path === path)),
+    },
   ];
 });
 
 describe("exports", () => {
   const files = entries.flatMap(({ paths }) => paths.map(({ file }) => file));
-  const program = ts.createProgram(files, { module: ts.ModuleKind.NodeNext, target: ts.ScriptTarget.ESNext });
+  const program = ts.createProgram(files, {
+    module: ts.ModuleKind.NodeNext,
+    target: ts.ScriptTarget.ESNext,
+  });
   const checker = program.getTypeChecker();
   const printer = ts.createPrinter({ removeComments: true });
 
@@ -56,9 +64,12 @@ describe("exports", () => {
     const module = source === undefined ? undefined : checker.getSymbolAtLocation(source);
     if (module === undefined) throw new Error(`${file} is no module; run npm run build`);
     const texts = checker.getExportsOfModule(module).map((symbol) => {
-      const target = symbol.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(symbol) : symbol;
+      const target =
+        symbol.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(symbol) : symbol;
       const printed = (target.declarations ?? []).map((declaration) => {
-        const node = ts.isVariableDeclaration(declaration) ? declaration.parent.parent : declaration;
+        const node = ts.isVariableDeclaration(declaration)
+          ? declaration.parent.parent
+          : declaration;
         return printer.printNode(ts.EmitHint.Unspecified, node, node.getSourceFile());
       });
       return `// ${symbol.name}\n${printed.join("\n")}\n`;

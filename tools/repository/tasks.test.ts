@@ -5,7 +5,8 @@ import { expect, test } from "vitest";
 import { program, turboEnv } from "../setup/setup.mjs";
 import { root, sourceFiles } from "./source-files.js";
 
-// A result of turbo's cache is right where every file that decides it is among the inputs of its task, or of a task that it depends on.
+// A result of turbo's cache is right where every file that decides it is among the inputs of its
+// task, or of a task that it depends on.
 interface Task {
   readonly taskId: string;
   readonly task: string;
@@ -64,22 +65,29 @@ function namedIn(folder: string): string[] {
     return [...imported, ...beside, ...literals];
   });
   const outside = found.filter(
-    (path) => !`${path}/`.startsWith(`${folder}/`) && !/(^|\/)(dist|build|node_modules)(\/|$)/.test(path),
+    (path) =>
+      !`${path}/`.startsWith(`${folder}/`) && !/(^|\/)(dist|build|node_modules)(\/|$)/.test(path),
   );
   return [...new Set(outside)].filter((path) => path !== "" && existsSync(join(root, path)));
 }
 
 const suites = tasks.filter(
-  ({ task, directory, command }) => task === "test" && directory !== "tools" && command !== "<NONEXISTENT>",
+  ({ task, directory, command }) =>
+    task === "test" && directory !== "tools" && command !== "<NONEXISTENT>",
 );
 
-test.each(suites)("what the tests of $directory import or name is among the inputs of their task", (task) => {
-  const inputs = [...inputsOf(task)];
-  const named = namedIn(task.directory);
-  expect(
-    named.filter((path) => !inputs.some((input) => input === path || input.startsWith(`${path}/`))),
-  ).toEqual([]);
-});
+test.each(suites)(
+  "what the tests of $directory import or name is among the inputs of their task",
+  (task) => {
+    const inputs = [...inputsOf(task)];
+    const named = namedIn(task.directory);
+    expect(
+      named.filter(
+        (path) => !inputs.some((input) => input === path || input.startsWith(`${path}/`)),
+      ),
+    ).toEqual([]);
+  },
+);
 
 test("each package with tests has a task", () => {
   expect(suites.length).toBe(19);

@@ -11,7 +11,10 @@ import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
-/** What a terminal obeys: control characters but line break and tab, and characters that change the direction of text. */
+/**
+ * What a terminal obeys: control characters but line break and tab, and characters that change the
+ * direction of text.
+ */
 const OBEYED = /[^\n\t\P{Cc}]|\p{Bidi_Control}/u;
 /** Sets a terminal's title, clears it, and turns text around. */
 const HOSTILE = "\u001b]0;owned\u0007\u009b2J\u007f\u202e";
@@ -41,7 +44,10 @@ test("only packages/program writes to the terminal", () => {
 });
 
 /** Runs a built program to its end. */
-async function run([program = "", ...args]: readonly string[], env: Readonly<Record<string, string>> = {}) {
+async function run(
+  [program = "", ...args]: readonly string[],
+  env: Readonly<Record<string, string>> = {},
+) {
   const child = spawn(process.execPath, [builtProgram(program), ...args], {
     cwd: folder,
     env: { ...process.env, ...env },
@@ -108,7 +114,14 @@ describe("a hostile peer", () => {
   });
 
   test("--json says it exactly, in escapes", async () => {
-    const { stdout, stderr } = await run(["kv-peer", "doctor", "--prefill", url, "--no-bytes", "--json"]);
+    const { stdout, stderr } = await run([
+      "kv-peer",
+      "doctor",
+      "--prefill",
+      url,
+      "--no-bytes",
+      "--json",
+    ]);
     expectShown(stdout);
     expect(stderr).toBe("");
     const { checks } = JSON.parse(stdout) as { checks: { found: string }[] };
@@ -133,11 +146,18 @@ describe("a hostile file", () => {
     [
       "kv-peer diff",
       () => {
-        file("recording-1/manifest.json", { version: 1, prefill: { url: [HOSTILE] }, [HOSTILE]: 1 });
+        file("recording-1/manifest.json", {
+          version: 1,
+          prefill: { url: [HOSTILE] },
+          [HOSTILE]: 1,
+        });
         return ["diff", join(folder, "recording-1", HOSTILE), join(folder, "recording-1")];
       },
     ],
-    ["kv-plan --config", () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--tp", "1"]],
+    [
+      "kv-plan --config",
+      () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--tp", "1"],
+    ],
     ["kv-plan --html", () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--html"]],
     ["kv-plan --file", () => ["--file", file("pair.json", HOSTILE)]],
     ["kv-proxy", () => ["--config", file("proxy.json", { [HOSTILE]: HOSTILE })]],
@@ -171,12 +191,25 @@ test.each<[string, string[], string]>([
 test("kv-proxy: the log shows what a client and an instance say", async () => {
   const instance = createServer((request, response) => {
     request.resume();
-    response.writeHead(request.method === "POST" ? 500 : 200, { "content-type": "application/json" });
+    response.writeHead(request.method === "POST" ? 500 : 200, {
+      "content-type": "application/json",
+    });
     response.end(JSON.stringify({ error: { message: HOSTILE } }));
   });
   await once(instance.listen(0, "127.0.0.1"), "listening");
   const at = `127.0.0.1:${(instance.address() as AddressInfo).port}`;
-  const args = ["--prefill", at, "--decode", at, "--port", "0", "--pairing", "off", "--log-level", "debug"];
+  const args = [
+    "--prefill",
+    at,
+    "--decode",
+    at,
+    "--port",
+    "0",
+    "--pairing",
+    "off",
+    "--log-level",
+    "debug",
+  ];
   const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args], {
     stdio: ["ignore", "pipe", "pipe"],
   });

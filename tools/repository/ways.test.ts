@@ -3,7 +3,10 @@ import { dirname, join, relative, resolve } from "node:path";
 import { describe, expect, test } from "vitest";
 import { root } from "./source-files.js";
 
-/** Checks the tables of docs/architecture.md, which list the files that a request passes, against the imports. */
+/**
+ * Checks the tables of docs/architecture.md, which list the files that a request passes, against
+ * the imports.
+ */
 const page = readFileSync(join(root, "docs/architecture.md"), "utf8");
 const ways = page
   .slice(page.indexOf("## The ways through the code"))

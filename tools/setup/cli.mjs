@@ -1,4 +1,5 @@
-// npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
+// npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then
+// runs that program. Only the program writes to stdout.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -24,7 +25,11 @@ const asks = process.argv
   .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
 // @kv/neuron's addon is built with what tests load.
 const tests = name === "neuron" || process.argv[2] === "selftest";
-await setupOrEnd({ native: asks ? "none" : NATIVE[name], tests: tests && !asks, only: `@kv/${name}` });
+await setupOrEnd({
+  native: asks ? "none" : NATIVE[name],
+  tests: tests && !asks,
+  only: `@kv/${name}`,
+});
 // A test of what is published, which only a checkout can pack.
 if (name === "nixl" && process.argv[2] === "selftest") {
   await selftest().catch((error) => {

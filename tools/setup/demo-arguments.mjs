@@ -1,12 +1,16 @@
-// The arguments of npm run demo, read without any dependency: --help and a wrong flag are answered before the set-up. apps/demo/src/options.json has the
-// commands and their options; apps/demo/src/command-line.ts builds the program from the same table.
+// The arguments of npm run demo, read without any dependency: --help and a wrong flag are answered
+// before the set-up. apps/demo/src/options.json has the commands and their options;
+// apps/demo/src/command-line.ts builds the program from the same table.
 import { readFileSync } from "node:fs";
 
 const COMMANDS = JSON.parse(
   readFileSync(new URL("../../apps/demo/src/options.json", import.meta.url), "utf8"),
 );
 
-/** Returns `{ help }`, `{ error }` or neither: text for stdout, text for stderr, or arguments that the table allows. */
+/**
+ * Returns `{ help }`, `{ error }` or neither: text for stdout, text for stderr, or arguments that
+ * the table allows.
+ */
 export function checkArguments(args) {
   // `help` and `help COMMAND`, as the other programs have it.
   if (args[0] === "help") return checkArguments([...args.slice(1), "--help"]);
@@ -23,7 +27,9 @@ export function checkArguments(args) {
       const what = argument.startsWith("-")
         ? `unknown option '${flag}'`
         : `unknown command or argument '${argument}'`;
-      return { error: `${what}; npm run demo -- ${isCommand ? `${name} ` : ""}--help lists what there is` };
+      return {
+        error: `${what}; npm run demo -- ${isCommand ? `${name} ` : ""}--help lists what there is`,
+      };
     }
     const [, wanted] = option.flags.split(" ");
     if (wanted === undefined) continue;
@@ -54,11 +60,16 @@ function helpOf(name) {
   const { description, options } = COMMANDS[name];
   const width = Math.max(...options.map(({ flags }) => flags.length));
   const lines = options.map(({ flags, description: text, choices, default: usual }) => {
-    const notes = [choices && `choices: ${choices.join(", ")}`, usual && `default: ${usual}`].filter(Boolean);
+    const notes = [
+      choices && `choices: ${choices.join(", ")}`,
+      usual && `default: ${usual}`,
+    ].filter(Boolean);
     return `  ${flags.padEnd(width)}  ${text}${notes.length === 0 ? "" : ` (${notes.join("; ")})`}`;
   });
   const commands = Object.entries(COMMANDS).filter(([command]) => command !== "demo");
-  const others = commands.map(([command, { description: text }]) => `  ${command.padEnd(width)}  ${text}`);
+  const others = commands.map(
+    ([command, { description: text }]) => `  ${command.padEnd(width)}  ${text}`,
+  );
   return [
     `Usage: npm run demo -- ${name === "demo" ? "[options] | COMMAND [options]" : `${name} [options]`}`,
     "",
@@ -71,11 +82,17 @@ function helpOf(name) {
   ].join("\n");
 }
 
-/** Whether the run uses the LIBFABRIC backend, by the precedence of `@kv/nixl`: options, then `NIXL_BACKEND`, then `VLLM_NIXL_BACKEND`. */
+/**
+ * Whether the run uses the LIBFABRIC backend, by the precedence of `@kv/nixl`: options, then
+ * `NIXL_BACKEND`, then `VLLM_NIXL_BACKEND`.
+ */
 export function usesLibfabric(args, env) {
   const text = args.join(" ");
   if (/--transport[ =]memory/.test(text)) return false;
-  const named = /--backend[ =](\S+)/.exec(text)?.[1] ?? /"backends"\s*:\s*(\[[^\]]*\])/.exec(text)?.[1];
-  const variable = [env.NIXL_BACKEND, env.VLLM_NIXL_BACKEND].find((value) => (value ?? "").trim() !== "");
+  const named =
+    /--backend[ =](\S+)/.exec(text)?.[1] ?? /"backends"\s*:\s*(\[[^\]]*\])/.exec(text)?.[1];
+  const variable = [env.NIXL_BACKEND, env.VLLM_NIXL_BACKEND].find(
+    (value) => (value ?? "").trim() !== "",
+  );
   return /libfabric/i.test(named ?? variable ?? "");
 }

@@ -7,7 +7,9 @@ import { root, setupOrEnd } from "./setup.mjs";
 
 endWithNpm();
 const args = process.argv.slice(2);
-const { help, error: wrong } = args.includes("--version") ? { help: version() } : checkArguments(args);
+const { help, error: wrong } = args.includes("--version")
+  ? { help: version() }
+  : checkArguments(args);
 if (wrong !== undefined) {
   process.stderr.write(`kv-demo: ${wrong} [KV_CONFIG_INVALID]\n`);
   process.exit(2);
@@ -16,7 +18,9 @@ if (help !== undefined) {
   // As @kv/program's programs do: a reader that has gone away ends it quietly.
   process.stdout.on("error", (error) => {
     if (error.code === "EPIPE") process.exit(0);
-    process.stderr.write(`kv-demo: stdout cannot be written: ${error.message} [KV_CONFIG_INVALID]\n`);
+    process.stderr.write(
+      `kv-demo: stdout cannot be written: ${error.message} [KV_CONFIG_INVALID]\n`,
+    );
     process.exit(2);
   });
   await new Promise((resolve) => process.stdout.write(help, resolve));

@@ -2,8 +2,9 @@ import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 
 /**
- * Ends this process, by SIGTERM to itself, when the process that started it has ended. At SIGTERM, npm ends its shell, and not what the shell runs. Outside of `npm run`, where a
- * program may outlive the shell it was started from, nothing is watched.
+ * Ends this process, by SIGTERM to itself, when the process that started it has ended. At SIGTERM,
+ * npm ends its shell, and not what the shell runs. Outside of `npm run`, where a program may
+ * outlive the shell it was started from, nothing is watched.
  */
 export function endWithNpm() {
   if (process.env.npm_lifecycle_event === undefined) return;
@@ -29,7 +30,10 @@ function groupOf(pid) {
   }
 }
 
-/** Runs a program of Node that calls `endWithOwner`. It gets each signal once, from here, and ends with this process. */
+/**
+ * Runs a program of Node that calls `endWithOwner`. It gets each signal once, from here, and ends
+ * with this process.
+ */
 export function runProgram(module, args) {
   const child = spawn(process.execPath, [module, ...args], {
     // The program ends when this channel closes.
@@ -37,7 +41,8 @@ export function runProgram(module, args) {
     // The terminal's signals reach this process alone.
     detached: true,
   });
-  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"])
+    process.on(signal, () => child.kill(signal));
   child.on("close", (code, signal) => {
     process.exitCode = code ?? (signal === "SIGINT" ? 130 : 143);
   });

@@ -1,5 +1,5 @@
-// What Go fetches through its module proxy: commands that it builds, and modules whose files the linters read. Go checks both against its
-// checksum database.
+// What Go fetches through its module proxy: commands that it builds, and modules whose files the
+// linters read. Go checks both against its checksum database.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync, rmSync } from "node:fs";
 import { homedir, tmpdir } from "node:os";
@@ -11,7 +11,9 @@ const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-
 
 /** The `go` command, or undefined. */
 function go() {
-  return ["go", "/usr/local/go/bin/go"].find((command) => spawnSync(command, ["version"]).status === 0);
+  return ["go", "/usr/local/go/bin/go"].find(
+    (command) => spawnSync(command, ["version"]).status === 0,
+  );
 }
 
 /** Calls `fetch` up to three times: a module proxy can fail for a moment. */
@@ -30,7 +32,10 @@ async function fetched(fetch) {
 /** Whether this machine has Go. */
 export const hasGo = () => go() !== undefined;
 
-/** A command of this version: in the user's cache, on PATH, or built into that cache. `probe`: arguments with which it ends with 0. */
+/**
+ * A command of this version: in the user's cache, on PATH, or built into that cache. `probe`:
+ * arguments with which it ends with 0.
+ */
 export function goTool({ name, version, source, probe }) {
   const folder = join(cache, `${name}-${version}`);
   const cached = join(folder, "bin", name);
@@ -58,7 +63,10 @@ export function goTool({ name, version, source, probe }) {
   return { find, fetch };
 }
 
-/** The folder with the files of a module, such as `sigs.k8s.io/gateway-api@v1.5.1`, in Go's own cache. */
+/**
+ * The folder with the files of a module, such as `sigs.k8s.io/gateway-api@v1.5.1`, in Go's own
+ * cache.
+ */
 export async function goModule(module) {
   const command = go();
   if (command === undefined) throw new Error(`Go is missing, which fetches ${module}: install Go`);

@@ -123,7 +123,8 @@ export async function setup({
   const addon = hasNative(native) ? compile(tests) : undefined;
   await bundles(only);
   if (tests) await step("declarations", () => turbo("declarations"));
-  const fetched = native === "nixl" && hasNative(native) ? await library(withLibfabric) : notReady(native);
+  const fetched =
+    native === "nixl" && hasNative(native) ? await library(withLibfabric) : notReady(native);
   const why = await addon;
   return { nixl: why === undefined ? fetched : { ready: false, why } };
 }
@@ -165,8 +166,10 @@ async function compile(tests) {
   } catch (error) {
     // The build says what is missing and how to install it; compiler errors come before it.
     const lines = String(error.message).split("\n");
-    const why = lines.filter((line) => /\b(kv_nixl|native): /.test(line)).at(-1) ?? firstLine(error);
-    for (const line of [...lines.filter((each) => /\berror: /.test(each)).slice(0, 3), why]) say(line);
+    const why =
+      lines.filter((line) => /\b(kv_nixl|native): /.test(line)).at(-1) ?? firstLine(error);
+    for (const line of [...lines.filter((each) => /\berror: /.test(each)).slice(0, 3), why])
+      say(line);
     return why.replace(/^\S+:compile\S*: /, "");
   }
 }
@@ -179,7 +182,8 @@ async function library(withLibfabric) {
     );
     try {
       // The package of libraries, when it is built, has not all plugins that tests need.
-      if ((await findLibrary()).startsWith(join(root, "native/npm"))) throw new Error("not the whole wheel");
+      if ((await findLibrary()).startsWith(join(root, "native/npm")))
+        throw new Error("not the whole wheel");
     } catch {
       say("fetch NIXL …");
       await installNixl({ onProgress: say });

@@ -17,7 +17,8 @@ import { root } from "../repository/source-files.js";
 import { linked, readPages, slugOf, withDiagrams } from "./pages.js";
 import { sidebarOf } from "./sidebar.js";
 
-// npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
+// npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with
+// search; the reference of all packages; kv-plan.
 
 interface Markdown {
   readonly renderer: { readonly rules: Record<"code_block" | "code_inline" | "fence", Render> };
@@ -25,13 +26,15 @@ interface Markdown {
 type Render = (...args: unknown[]) => string;
 
 /**
- * Long paths and names in code, in a sentence or a table, may break between their words; an indented block looks as a fenced one. The site's
- * configuration has this text.
+ * Long paths and names in code, in a sentence or a table, may break between their words; an
+ * indented block looks as a fenced one. The site's configuration has this text.
  */
 function configureMarkdown({ renderer: { rules } }: Markdown): void {
   const render = rules.code_inline;
   rules.code_inline = (...args) =>
-    render(...args).replace(/(?<=>)[^<]{19,}/, (text) => text.replace(/(?<=\w[/_.:-])(?=\w)/g, "<wbr>"));
+    render(...args).replace(/(?<=>)[^<]{19,}/, (text) =>
+      text.replace(/(?<=\w[/_.:-])(?=\w)/g, "<wbr>"),
+    );
   rules.code_block = rules.fence;
 }
 
@@ -84,7 +87,10 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   );
   cpSync(join(root, "tools/site/theme"), join(work, ".vitepress/theme"), { recursive: true });
   mkdirSync(join(work, "public"), { recursive: true });
-  copyFileSync(fileURLToPath(import.meta.resolve("@mermaid-js/tiny")), join(work, "public/mermaid.js"));
+  copyFileSync(
+    fileURLToPath(import.meta.resolve("@mermaid-js/tiny")),
+    join(work, "public/mermaid.js"),
+  );
   await build(work);
   await reference(join(out, "reference"));
   writeFileSync(join(out, "planner.html"), await buildPlanner());
@@ -112,10 +118,17 @@ async function reference(out: string): Promise<void> {
     });
   });
   const app = await Application.bootstrap({
-    ...{ entryPoints, out, name: "@kv reference", tsconfig: join(root, "tsconfig.json"), readme: "none" },
+    entryPoints,
+    out,
+    name: "@kv reference",
+    tsconfig: join(root, "tsconfig.json"),
+    readme: "none",
     // The types were checked before.
-    ...{ skipErrorChecking: true, excludeExternals: true, disableSources: true },
-    ...{ disableGit: true, logLevel: "Error" },
+    skipErrorChecking: true,
+    excludeExternals: true,
+    disableSources: true,
+    disableGit: true,
+    logLevel: "Error",
     basePath: root,
   });
   const project = await app.convert();

@@ -21,7 +21,11 @@ test("a link that leads nowhere is found, and others are rewritten for the site"
     target: "a.md",
     text: "# A\n[b](../packages/x/README.md#two-words) [c](#a) [d](#b) [e](gone.md) [f](../package.json)\n```\n[g](gone.md)\n```\n",
   };
-  const other: Page = { source: "packages/x/README.md", target: "packages/x.md", text: "## Two words!\n" };
+  const other: Page = {
+    source: "packages/x/README.md",
+    target: "packages/x.md",
+    text: "## Two words!\n",
+  };
   const dead: string[] = [];
   expect(linked(page, [page, other], "https://example.org", dead)).toBe(
     "# A\n[b](./packages/x.md#two-words) [c](./a.md#a) [d](./a.md#b) [e](./gone.md) [f](https://example.org/blob/main/package.json)\n```\n[g](gone.md)\n```\n",
@@ -29,18 +33,30 @@ test("a link that leads nowhere is found, and others are rewritten for the site"
   expect(dead).toEqual(["docs/a.md: #b", "docs/a.md: gone.md"]);
 });
 
-/** Paths of the repository in a page's text and commands. Those of what is built, and with a pattern or a word in capitals for a name, are left out. */
+/**
+ * Paths of the repository in a page's text and commands. Those of what is built, and with a pattern
+ * or a word in capitals for a name, are left out.
+ */
 function pathsIn(text: string): string[] {
-  const folders = "apps|bench|deploy|docs|examples|native|packages|scripts|tools|\\.github|\\.changeset";
-  const found = text.matchAll(new RegExp(`(?<![\\w/.@-])(?:${folders})/[\\w./@-]*\\w(?![\\w*{<…/])`, "g"));
+  const folders =
+    "apps|bench|deploy|docs|examples|native|packages|scripts|tools|\\.github|\\.changeset";
+  const found = text.matchAll(
+    new RegExp(`(?<![\\w/.@-])(?:${folders})/[\\w./@-]*\\w(?![\\w*{<…/])`, "g"),
+  );
   return Array.from(found, ([path]) => path).filter(
-    (path) => !/(^|\/)(build|dist|node_modules)(\/|$)|\/[A-Z-]+\.md$/.test(path) || /README\.md$/.test(path),
+    (path) =>
+      !/(^|\/)(build|dist|node_modules)(\/|$)|\/[A-Z-]+\.md$/.test(path) ||
+      /README\.md$/.test(path),
   );
 }
 
 test("first-contact.md 8: every path that a page names is there", () => {
   const named = pages.flatMap(({ source, text }) =>
-    pathsIn(text).map((path) => ({ source, path, beside: posix.join(posix.dirname(source), path) })),
+    pathsIn(text).map((path) => ({
+      source,
+      path,
+      beside: posix.join(posix.dirname(source), path),
+    })),
   );
   expect(named.length).toBeGreaterThan(300);
   const missing = named.filter(
@@ -50,7 +66,9 @@ test("first-contact.md 8: every path that a page names is there", () => {
 });
 
 test("first-contact.md: the sidebar has each page once, and nothing else", () => {
-  const links = sidebarOf(pages).flatMap(({ items }) => items.map(({ link }) => `${link.slice(1)}.md`));
+  const links = sidebarOf(pages).flatMap(({ items }) =>
+    items.map(({ link }) => `${link.slice(1)}.md`),
+  );
   const targets = pages.map(({ target }) => target).filter((target) => target !== "index.md");
   expect(links.toSorted()).toEqual(targets.toSorted());
 });

@@ -23,22 +23,34 @@ function targetOf(source: string): string | undefined {
 }
 
 /** All pages, and other files of docs/ that they show. */
-export function readPages(): { readonly pages: readonly Page[]; readonly files: readonly string[] } {
-  const listed = execFileSync("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"], {
-    cwd: root,
-    encoding: "utf8",
-  })
+export function readPages(): {
+  readonly pages: readonly Page[];
+  readonly files: readonly string[];
+} {
+  const listed = execFileSync(
+    "git",
+    ["ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    {
+      cwd: root,
+      encoding: "utf8",
+    },
+  )
     .split("\0")
     .filter((path) => path !== "" && existsSync(join(root, path)));
   const pages = listed.flatMap((source) => {
     const target = targetOf(source);
-    return target === undefined ? [] : [{ source, target, text: readFileSync(join(root, source), "utf8") }];
+    return target === undefined
+      ? []
+      : [{ source, target, text: readFileSync(join(root, source), "utf8") }];
   });
   const files = listed.filter((path) => path.startsWith("docs/") && !path.endsWith(".md"));
   return { pages, files };
 }
 
-/** The id of a heading, as the repository's own web pages make it. It goes into the site's configuration as text, so it uses nothing else. */
+/**
+ * The id of a heading, as the repository's own web pages make it. It goes into the site's
+ * configuration as text, so it uses nothing else.
+ */
 export function slugOf(heading: string): string {
   return heading
     .trim()
@@ -67,21 +79,34 @@ const LINK = /(\]\()(\.{0,2}\/?[^)\s:#]*)(#[^)\s]*)?\)/g;
 const PICTURE = /(\bsrc(?:set)?=")([^":\s]+)"/g;
 
 /**
- * The text of a page with its links as they are in the site: to another page, or to a file of the repository on its web page. Links that lead nowhere are added
- * to `dead`.
+ * The text of a page with its links as they are in the site: to another page, or to a file of the
+ * repository on its web page. Links that lead nowhere are added to `dead`.
  */
-export function linked(page: Page, pages: readonly Page[], repository: string, dead: string[]): string {
+export function linked(
+  page: Page,
+  pages: readonly Page[],
+  repository: string,
+  dead: string[],
+): string {
   const fences: string[] = [];
-  const text = page.text.replace(/^ *```[\s\S]*?^ *```.*$/gm, (fence) => `\0${fences.push(fence) - 1}\0`);
+  const text = page.text.replace(
+    /^ *```[\s\S]*?^ *```.*$/gm,
+    (fence) => `\0${fences.push(fence) - 1}\0`,
+  );
   const changed = text.replace(LINK, (whole, open: string, path: string, fragment = "") => {
     if (path === "" && fragment === "") return whole;
-    const file = path === "" ? page.source : posix.normalize(posix.join(dirname(page.source), path));
-    const other = pages.find(({ source }) => source === file || source === posix.join(file, "README.md"));
+    const file =
+      path === "" ? page.source : posix.normalize(posix.join(dirname(page.source), path));
+    const other = pages.find(
+      ({ source }) => source === file || source === posix.join(file, "README.md"),
+    );
     if (other === undefined) {
       if (!existsSync(join(root, file))) dead.push(`${page.source}: ${path}`);
       const beside = posix.relative(dirname(page.source), file);
       if (file.startsWith("docs/"))
-        return page.target.startsWith("overview") ? `${open}./${file.slice(5)})` : `${open}./${beside})`;
+        return page.target.startsWith("overview")
+          ? `${open}./${file.slice(5)})`
+          : `${open}./${beside})`;
       return `${open}${repository}/blob/main/${file}${fragment})`;
     }
     if (fragment !== "" && !anchorsOf(other.text).has(decodeURIComponent(fragment.slice(1))))

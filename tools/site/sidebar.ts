@@ -6,7 +6,10 @@ interface Group {
   readonly items: readonly { readonly text: string; readonly link: string }[];
 }
 
-/** What the sidebar has, in the order in which a reader needs it. site.long.test.ts compares it with the pages. */
+/**
+ * What the sidebar has, in the order in which a reader needs it. site.long.test.ts compares it with
+ * the pages.
+ */
 const GROUPS: readonly (readonly [group: string, pages: Readonly<Record<string, string>>])[] = [
   [
     "Get started",

@@ -20,15 +20,23 @@ const TYPES: Readonly<Record<string, string>> = {
 };
 /** Whether all Mermaid diagrams of a page are drawn. */
 const DRAWN = `[...document.querySelectorAll("pre.mermaid")].every((one) => one.querySelector("svg") !== null)`;
-/** The width of a page, its diagrams without those that Mermaid refused, and pictures whose smallest text, 12 px in each, is below 8 px. */
+/**
+ * The width of a page, its diagrams without those that Mermaid refused, and pictures whose smallest
+ * text, 12 px in each, is below 8 px.
+ */
 const WIDTHS = `({
   wide: document.documentElement.scrollWidth,
   drawn: document.querySelectorAll("pre.mermaid svg:not(:has(.error-icon))").length,
   small: [...document.querySelectorAll(".vp-doc img")].filter((one) => (12 * one.clientWidth) / one.naturalWidth < 8).map((one) => one.currentSrc.slice(0, 80)),
 })`;
 // What the site searches with, of the version that it is built with.
-const MiniSearch = createRequire(createRequire(import.meta.url).resolve("vitepress"))("minisearch") as {
-  loadJSON(index: string, options: object): { search(text: string, options: object): { id: string }[] };
+const MiniSearch = createRequire(createRequire(import.meta.url).resolve("vitepress"))(
+  "minisearch",
+) as {
+  loadJSON(
+    index: string,
+    options: object,
+  ): { search(text: string, options: object): { id: string }[] };
 };
 
 describe("the site", () => {
@@ -36,7 +44,9 @@ describe("the site", () => {
   const read = (path: string) => readFileSync(join(out, path), "utf8");
   beforeAll(async () => {
     // In a process of its own: VitePress and TypeDoc change the one that they run in.
-    await run(process.execPath, ["--import", "tsx", join(root, "tools/site/build.ts"), out], { cwd: root });
+    await run(process.execPath, ["--import", "tsx", join(root, "tools/site/build.ts"), out], {
+      cwd: root,
+    });
   }, 600_000);
   afterAll(() => rmSync(out, { recursive: true, force: true }));
 
@@ -57,11 +67,17 @@ describe("the site", () => {
     "finds the report %s by its number",
     async (number) => {
       const chunks = join(out, "assets/chunks");
-      const [file = ""] = readdirSync(chunks).filter((name) => name.startsWith("@localSearchIndexroot"));
+      const [file = ""] = readdirSync(chunks).filter((name) =>
+        name.startsWith("@localSearchIndexroot"),
+      );
       const index = (await import(pathToFileURL(join(chunks, file)).href)) as { default: string };
       const options = { fields: ["title", "titles", "text"], storeFields: ["title", "titles"] };
-      const found = MiniSearch.loadJSON(index.default, options).search(number, { combineWith: "AND" });
-      expect(found.map(({ id }) => id)).toContainEqual(expect.stringMatching(/\/field-reports\.html#/));
+      const found = MiniSearch.loadJSON(index.default, options).search(number, {
+        combineWith: "AND",
+      });
+      expect(found.map(({ id }) => id)).toContainEqual(
+        expect.stringMatching(/\/field-reports\.html#/),
+      );
     },
   );
 
@@ -70,7 +86,13 @@ describe("the site", () => {
     for (const page of ["run-vllm", "build-an-engine", "nixl-in-node"]) {
       expect(html).toContain(`/get-started/${page}.html`);
     }
-    for (const page of ["pair-with-vllm", "replace-the-toy-proxy", "gate-an-upgrade", "efa", "air-gapped"]) {
+    for (const page of [
+      "pair-with-vllm",
+      "replace-the-toy-proxy",
+      "gate-an-upgrade",
+      "efa",
+      "air-gapped",
+    ]) {
       expect(html).toContain(`/recipes/${page}.html`);
     }
   });
@@ -117,7 +139,12 @@ describe("the site", () => {
       expect(modules).toContain(`${name}`);
     }
     const made = readdirSync(join(out, "reference/functions"));
-    for (const name of ["buildEngineTransferPlan", "createPullScheduler", "nixlTransport", "createProxy"]) {
+    for (const name of [
+      "buildEngineTransferPlan",
+      "createPullScheduler",
+      "nixlTransport",
+      "createProxy",
+    ]) {
       expect(made.filter((file) => file.endsWith(`.${name}.html`))).toHaveLength(1);
     }
     expect(read("planner.html")).toContain("kv-plan");

@@ -6,7 +6,9 @@ import { cpus } from "node:os";
 export function machine(): string {
   const { header } = process.report.getReport() as { header: { glibcVersionRuntime?: string } };
   const query = ["--query-gpu=name,driver_version", "--format=csv,noheader"];
-  const gpus = existsSync("/dev/nvidia0") ? spawnSync("nvidia-smi", query, { encoding: "utf8" }).stdout : "";
+  const gpus = existsSync("/dev/nvidia0")
+    ? spawnSync("nvidia-smi", query, { encoding: "utf8" }).stdout
+    : "";
   return [
     `${cpus().length} × ${cpus()[0]?.model ?? process.arch}`,
     ...(header.glibcVersionRuntime === undefined ? [] : [`glibc ${header.glibcVersionRuntime}`]),

@@ -1,4 +1,5 @@
-// npm run test:runtimes [-- node-22,bun]: reads memory of another agent with the built @kv/nixl in each runtime, which the npm packages node, bun and deno bring.
+// npm run test:runtimes [-- node-22,bun]: reads memory of another agent with the built @kv/nixl in
+// each runtime, which the npm packages node, bun and deno bring.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -45,8 +46,14 @@ export function runtimeProblems(names: readonly string[] = Object.keys(RUNTIMES)
       const file = join(folder, "read.mjs");
       writeFileSync(file, PROGRAM);
       const npm = [
-        ...["install", "--no-save", "--ignore-scripts=false", "--no-audit", "--no-fund"],
-        ...["--prefix", folder, runtime.npm],
+        "install",
+        "--no-save",
+        "--ignore-scripts=false",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        folder,
+        runtime.npm,
       ];
       const installed = spawnSync("npm", npm, { encoding: "utf8" });
       if (installed.status !== 0) return [`${name} could not be installed: ${installed.stderr}`];
@@ -55,7 +62,9 @@ export function runtimeProblems(names: readonly string[] = Object.keys(RUNTIMES)
       const options = { encoding: "utf8", timeout: 60_000, cwd: PACKAGE } as const;
       const program = join(folder, "node_modules/.bin", command);
       const { status, stdout, stderr } = spawnSync(program, [...args, file], options);
-      return status === 0 && stdout.endsWith("read\n") ? [] : [`${name} ended with ${status}: ${stderr}`];
+      return status === 0 && stdout.endsWith("read\n")
+        ? []
+        : [`${name} ended with ${status}: ${stderr}`];
     } finally {
       rmSync(folder, { recursive: true, force: true });
     }

@@ -12,7 +12,11 @@ export interface Subject {
 
 /** All rows of the table. A row without a record says "never". */
 export const SUBJECTS: readonly Subject[] = [
-  { id: "x64", title: "Linux x86_64, UCX over shared memory and TCP, LIBFABRIC over TCP", without: "" },
+  {
+    id: "x64",
+    title: "Linux x86_64, UCX over shared memory and TCP, LIBFABRIC over TCP",
+    without: "",
+  },
   { id: "node-20", title: "Node 20", without: "" },
   { id: "node-22", title: "Node 22", without: "" },
   { id: "node-24", title: "Node 24", without: "" },

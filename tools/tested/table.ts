@@ -24,20 +24,30 @@ function testedTable(page: string): string {
     const folder = page.startsWith("docs/") ? "" : "docs/";
     if (other !== undefined) return `| ${title} | [${other[0]}](${folder}${other[1]}) | |`;
     const record = recordOf(id);
-    if (record === undefined) return `| ${title} | **never**${without === "" ? "" : `: ${without}`} | |`;
+    if (record === undefined)
+      return `| ${title} | **never**${without === "" ? "" : `: ${without}`} | |`;
     return `| ${title} | ${record.date}, \`${record.command}\` | ${record.machine} |`;
   });
   return ["| what | run | on |", "| --- | --- | --- |", ...rows].join("\n");
 }
 
-/** The table of the live runs against vLLM, in Markdown. `npm run test:vllm -- --record` writes their records. */
+/**
+ * The table of the live runs against vLLM, in Markdown. `npm run test:vllm -- --record` writes
+ * their records.
+ */
 function liveTable(): string {
   const text = readFileSync(`${root}docs/tested/vllm.json`, "utf8");
-  const parts = JSON.parse(text) as Record<string, { date: string; passed: number; leftOut: number }>;
+  const parts = JSON.parse(text) as Record<
+    string,
+    { date: string; passed: number; leftOut: number }
+  >;
   const rows = Object.entries(parts).map(
     ([part, { date, passed, leftOut }]) => `| \`${part}\` | ${date} | ${passed} | ${leftOut} |`,
   );
-  const head = ["| part | last whole run | tests that passed | left out |", "| --- | --- | --- | --- |"];
+  const head = [
+    "| part | last whole run | tests that passed | left out |",
+    "| --- | --- | --- | --- |",
+  ];
   return [...head, ...rows.sort()].join("\n");
 }
 
@@ -51,7 +61,10 @@ export function pageText(page: string): { found: string; wanted: string } {
   const table = page === "docs/vllm-versions.md" ? liveTable() : testedTable(page);
   return {
     found,
-    wanted: found.replace(BLOCK, (_, begin: string, end: string) => `${begin}${table}\n${end.trimStart()}`),
+    wanted: found.replace(
+      BLOCK,
+      (_, begin: string, end: string) => `${begin}${table}\n${end.trimStart()}`,
+    ),
   };
 }
 

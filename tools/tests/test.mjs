@@ -77,7 +77,8 @@ async function runTasks(tasks, env) {
     if (SUITES.includes(task.task)) {
       if (task.command === "<NONEXISTENT>") continue;
       // One of an earlier run is not the report of a task that could not begin.
-      const isReport = existsSync(reportOf(task)) && (isCached || statSync(reportOf(task)).mtimeMs >= begun);
+      const isReport =
+        existsSync(reportOf(task)) && (isCached || statSync(reportOf(task)).mtimeMs >= begun);
       if (!isReport) {
         fail(task.taskId, `it ended with ${task.execution?.exitCode} and wrote no report`);
         continue;
@@ -105,7 +106,8 @@ function count({ numPassedTests, testResults }, { taskId, execution }) {
   for (const file of testResults) {
     const path = relative(root, file.name);
     for (const test of file.assertionResults) {
-      if (test.status === "failed") fail(`${path}: ${test.fullName}`, test.failureMessages.join("\n"));
+      if (test.status === "failed")
+        fail(`${path}: ${test.fullName}`, test.failureMessages.join("\n"));
       // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional
       // capabilities, each listed by name.
       else if (test.status !== "passed") console.log(`SKIPPED  ${test.fullName}`);
@@ -114,14 +116,21 @@ function count({ numPassedTests, testResults }, { taskId, execution }) {
       fail(path, `it could not be loaded: ${file.message}`);
   }
   if (execution.exitCode !== 0 && failures.length === before)
-    fail(taskId, `it ended with ${execution.exitCode} although no test failed: an error outside a test`);
+    fail(
+      taskId,
+      `it ended with ${execution.exitCode} although no test failed: an error outside a test`,
+    );
 }
 
 const gitFiles = (pattern) => {
-  const { status, stdout, stderr } = spawnSync("git", ["ls-files", "-co", "--exclude-standard", pattern], {
-    cwd: root,
-    encoding: "utf8",
-  });
+  const { status, stdout, stderr } = spawnSync(
+    "git",
+    ["ls-files", "-co", "--exclude-standard", pattern],
+    {
+      cwd: root,
+      encoding: "utf8",
+    },
+  );
   if (status !== 0) throw new Error(`git ls-files failed: ${stderr}`);
   return stdout.split("\n").filter((path) => path !== "");
 };
@@ -132,7 +141,9 @@ const gitFiles = (pattern) => {
  */
 function checkFiles({ testResults }) {
   const ran = new Set(testResults.map((file) => relative(root, file.name)));
-  const missing = gitFiles("*.test.ts").filter((path) => !ran.has(path) && (isLongRun || !isLongSuite(path)));
+  const missing = gitFiles("*.test.ts").filter(
+    (path) => !ran.has(path) && (isLongRun || !isLongSuite(path)),
+  );
   if (missing.length > 0) throw new Error(`no task of turbo runs\n${missing.join("\n")}`);
 }
 
@@ -169,7 +180,9 @@ if (only.length > 0) {
     // published.
     await check("kv-nixl selftest, with the addons and libraries that are published", selftest);
     await check("the addon with ASan and UBSan", () =>
-      run(process.execPath, [join(root, "tools/nixl/test-sanitize.mjs"), "--short"], { show: true }),
+      run(process.execPath, [join(root, "tools/nixl/test-sanitize.mjs"), "--short"], {
+        show: true,
+      }),
     );
   } else {
     console.log("SKIPPED  kv-nixl selftest: npm run kv-nixl -- selftest");

@@ -1,4 +1,7 @@
-/** A request that depends on the split between prefill and decode. Its answer must equal that of one server that computes it alone. */
+/**
+ * A request that depends on the split between prefill and decode. Its answer must equal that of one
+ * server that computes it alone.
+ */
 export interface BoundaryCase {
   readonly name: string;
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -13,9 +16,10 @@ export interface BoundaryCase {
 
 /** A prompt of words of the tiny model's vocabulary. Another `seed` gives another prompt. */
 export function words(count: number, seed: number): string {
-  return Array.from({ length: count }, (_, i) => `t${((7 * i * i + 3 * i + seed * 37) % 1000) + 10}`).join(
-    " ",
-  );
+  return Array.from(
+    { length: count },
+    (_, i) => `t${((7 * i * i + 3 * i + seed * 37) % 1000) + 10}`,
+  ).join(" ");
 }
 
 const one = words(70, 1);
@@ -37,7 +41,10 @@ const tools = ["f", "g"].map((name) => ({ type: "function", function: { name, pa
 const greedy = { model: "tiny", temperature: 0, max_tokens: 8, ignore_eos: true };
 const sampled = { ...greedy, temperature: 0.9, seed: 7 };
 const counted = { stream: true, stream_options: { include_usage: true } };
-/** Guided decoding forces the tiny model to call a tool. The model chooses the tool and the arguments. */
+/**
+ * Guided decoding forces the tiny model to call a tool. The model chooses the tool and the
+ * arguments.
+ */
 const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
 const CALL = '"arguments":';
 const callOfF = { type: "function", function: { name: "f" } };
@@ -54,13 +61,22 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "min_tokens 6", body: { ...greedy, prompt: one, min_tokens: 6 } },
   { name: "max_tokens 1", body: { ...greedy, prompt: one, max_tokens: 1 }, toyPasses: true },
   { name: "echo", body: { ...greedy, prompt: one, echo: true }, toyPasses: true },
-  { name: "echo with logprobs", body: { ...greedy, prompt: one, echo: true, logprobs: 2 }, toyPasses: true },
-  { name: "prompt_logprobs", body: { ...greedy, prompt: one, prompt_logprobs: 1 }, toyPasses: true },
+  {
+    name: "echo with logprobs",
+    body: { ...greedy, prompt: one, echo: true, logprobs: 2 },
+    toyPasses: true,
+  },
+  {
+    name: "prompt_logprobs",
+    body: { ...greedy, prompt: one, prompt_logprobs: 1 },
+    toyPasses: true,
+  },
   { name: "logprobs", body: { ...greedy, prompt: one, logprobs: 3 }, toyPasses: true },
   { name: "a stream with usage", body: { ...greedy, prompt: one, ...counted } },
   { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
   { name: "a stream with n 2", body: { ...sampled, prompt: one, n: 2, ...counted } },
-  // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts, n 2, a stream.
+  // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts,
+  // n 2, a stream.
   { name: "max_tokens 1, several prompts", body: { ...greedy, prompt: several, max_tokens: 1 } },
   {
     name: "max_tokens 1, streamed",
@@ -102,7 +118,13 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
   { name: "a chat", body: { ...greedy, messages }, toyPasses: true },
   {
     name: "a chat with tools and chat_template_kwargs",
-    body: { ...greedy, messages, tools, tool_choice: "none", chat_template_kwargs: { extra: "t77 t78" } },
+    body: {
+      ...greedy,
+      messages,
+      tools,
+      tool_choice: "none",
+      chat_template_kwargs: { extra: "t77 t78" },
+    },
     toyPasses: true,
   },
   { name: "a chat with n 2", body: { ...sampled, messages, n: 2 }, toyLeaks: true },
@@ -110,7 +132,11 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
     name: "a chat with max_completion_tokens and min_tokens",
     body: { ...greedy, messages, max_completion_tokens: 5, min_tokens: 5 },
   },
-  { name: "a chat with prompt_logprobs", body: { ...greedy, messages, prompt_logprobs: 1 }, toyPasses: true },
+  {
+    name: "a chat with prompt_logprobs",
+    body: { ...greedy, messages, prompt_logprobs: 1 },
+    toyPasses: true,
+  },
   { name: "a chat, streamed", body: { ...greedy, messages, ...counted } },
   {
     name: "a chat with tools and chat_template_kwargs, n 2",
@@ -154,7 +180,13 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
   },
   {
     name: "a chat with response_format and logprobs",
-    body: { ...calling, tools: undefined, response_format: format, logprobs: true, top_logprobs: 2 },
+    body: {
+      ...calling,
+      tools: undefined,
+      response_format: format,
+      logprobs: true,
+      top_logprobs: 2,
+    },
     mustContain: OBJECT,
     toyPasses: true,
   },
@@ -191,7 +223,10 @@ const messagesApi: readonly Omit<BoundaryCase, "path">[] = [
     const how = stream ? ", streamed" : "";
     return [
       { name: `a message${how}`, body: { ...message, stream } },
-      { name: `a message with a system prompt${how}`, body: { ...message, system: words(9, 7), stream } },
+      {
+        name: `a message with a system prompt${how}`,
+        body: { ...message, system: words(9, 7), stream },
+      },
       {
         name: `a message with tools that are not called${how}`,
         body: { ...message, tools: messageTools, tool_choice: { type: "none" }, stream },
@@ -201,11 +236,13 @@ const messagesApi: readonly Omit<BoundaryCase, "path">[] = [
         body: { ...message, stop_sequences: [" t1", " t2"], stream },
       },
       // With one token of its arguments, vLLM answers 400.
-      ...[{ type: "tool", name: "f" }, { type: "tool", name: "g" }, { type: "any" }].map((tool_choice) => ({
-        name: `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
-        body: { ...callingMessage, tool_choice, stream },
-        mustContain: "tool_use",
-      })),
+      ...[{ type: "tool", name: "f" }, { type: "tool", name: "g" }, { type: "any" }].map(
+        (tool_choice) => ({
+          name: `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
+          body: { ...callingMessage, tool_choice, stream },
+          mustContain: "tool_use",
+        }),
+      ),
     ];
   }),
   {
@@ -224,12 +261,16 @@ export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
   { name: "temperature out of range", body: { ...greedy, prompt: one, temperature: -1 } },
   { name: "an unknown model", body: { ...greedy, prompt: one, model: "other" } },
   { name: "a prompt longer than max_model_len", body: { ...greedy, prompt: words(1100, 5) } },
-  // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds blocks. Only D refuses them.
+  // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds
+  // blocks. Only D refuses them.
   {
     name: "more stop strings than the server takes",
     body: { ...greedy, prompt: one, stop: ["a", "b", "c", "d", "e"] },
   },
-  { name: "max_tokens larger than max_model_len", body: { ...greedy, prompt: one, max_tokens: 5000 } },
+  {
+    name: "max_tokens larger than max_model_len",
+    body: { ...greedy, prompt: one, max_tokens: 5000 },
+  },
 ];
 
 export const BOUNDARY_CASES: readonly BoundaryCase[] = [
@@ -240,11 +281,17 @@ export const BOUNDARY_CASES: readonly BoundaryCase[] = [
 ];
 
 /** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
-export const salted = (body: BoundaryCase["body"]) => ({ ...body, cache_salt: crypto.randomUUID() });
+export const salted = (body: BoundaryCase["body"]) => ({
+  ...body,
+  cache_salt: crypto.randomUUID(),
+});
 
 type Fields = Record<string, unknown>;
 
-/** The part of an answer in which two servers must agree: no ids, no times; log probabilities rounded to three digits. */
+/**
+ * The part of an answer in which two servers must agree: no ids, no times; log probabilities
+ * rounded to three digits.
+ */
 export async function comparable(response: Response): Promise<unknown> {
   const text = await response.text();
   const type = (response.headers.get("content-type") ?? "").split(";")[0];
@@ -260,10 +307,15 @@ function parsed(text: string): unknown {
   }
 }
 
-/** The text, tool calls and finish reason of each choice of a stream, and its usage. How a server divides tokens into events is ignored. */
+/**
+ * The text, tool calls and finish reason of each choice of a stream, and its usage. How a server
+ * divides tokens into events is ignored.
+ */
 function ofStream(text: string): unknown {
   const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
-  const parts = events.filter((event) => event !== "[DONE]").map((event) => JSON.parse(event) as Fields);
+  const parts = events
+    .filter((event) => event !== "[DONE]")
+    .map((event) => JSON.parse(event) as Fields);
   if (parts.some(({ type }) => String(type).startsWith("response."))) return ofResponse(parts);
   if (parts.some(({ type }) => type === "message_start")) return ofMessage(parts);
   const choices: Fields[] = [];
@@ -298,7 +350,10 @@ function callsOf(soFar: readonly Fields[], deltas: readonly Fields[]): Fields[] 
   return calls;
 }
 
-/** The event types in their order without repetitions, the text of the events, and the response in the last event. */
+/**
+ * The event types in their order without repetitions, the text of the events, and the response in
+ * the last event.
+ */
 function ofResponse(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const isText = ({ type }: Fields) => type === "response.output_text.delta";
@@ -309,7 +364,10 @@ function ofResponse(events: readonly Fields[]): unknown {
   };
 }
 
-/** The event types in their order without repetitions, the content of each block, and what the first and the last events say of the message. */
+/**
+ * The event types in their order without repetitions, the content of each block, and what the first
+ * and the last events say of the message.
+ */
 function ofMessage(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const blocks: string[] = [];
@@ -318,7 +376,8 @@ function ofMessage(events: readonly Fields[]): unknown {
     const { type, name } = (begun ?? {}) as Fields;
     if (index === undefined) continue;
     const at = Number(index);
-    blocks[at] = `${blocks[at] ?? [type, name].join(" ")}${String(text)}${String(json)}${String(thinking)}`;
+    blocks[at] =
+      `${blocks[at] ?? [type, name].join(" ")}${String(text)}${String(json)}${String(thinking)}`;
   }
   const message = events.find(({ type }) => type === "message_start")?.message;
   const end = events.find(({ type }) => type === "message_delta");
@@ -337,7 +396,10 @@ const IDENTITY = new Set([
   "input_tokens_details",
 ]);
 
-/** The usage of a message. A server that computes the prompt counts its full blocks as written to its cache, and a D, which gets them, does not. */
+/**
+ * The usage of a message. A server that computes the prompt counts its full blocks as written to
+ * its cache, and a D, which gets them, does not.
+ */
 function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fields {
   const { cache_creation_input_tokens: created = 0, cache_read_input_tokens: read = 0 } = cached;
   return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };
@@ -345,7 +407,8 @@ function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fi
 
 /** A parsed answer without ids and times, log probabilities rounded to three digits. */
 export function withoutIdentity(value: unknown): unknown {
-  if (typeof value === "number") return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;
+  if (typeof value === "number")
+    return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;
   if (Array.isArray(value)) return value.map(withoutIdentity);
   if (typeof value !== "object" || value === null) return value;
   if ("cache_creation_input_tokens" in value) return tokensOf(value as Fields);

@@ -1,12 +1,22 @@
 import { afterAll, describe, expect, test } from "vitest";
-import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import {
+  BOUNDARY_CASES,
+  type BoundaryCase,
+  comparable,
+  REFUSALS,
+  salted,
+  words,
+} from "./boundary-cases.js";
 import { connectorMembersSuite } from "./connector-members-suite.js";
 import { waitSeconds } from "./held-blocks.js";
 import { startHttpTap } from "./http-tap.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
 import { startToyProxy } from "./toy-proxy.js";
 
-/** For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is the negative control. */
+/**
+ * For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is
+ * the negative control.
+ */
 export function boundarySuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): kv-proxy answers like a single server, and P holds no blocks",
@@ -24,8 +34,8 @@ export function boundarySuite(pair: ProxyPair): void {
     // Waits once until the leases of all blocks that these tests left at P have expired.
     afterAll(() => pair.leaseEnded());
 
-    // The first request goes to D directly and puts the full blocks into D's prefix cache. Otherwise D's engine would exit
-    // when the transfer parameters name fewer blocks than D lacks.
+    // The first request goes to D directly and puts the full blocks into D's prefix cache.
+    // Otherwise D's engine would exit when the transfer parameters name fewer blocks than D lacks.
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       const toy = await startToyProxy(pair.p.url, pair.d.url);
@@ -37,7 +47,9 @@ export function boundarySuite(pair: ProxyPair): void {
       return JSON.stringify(answer) === JSON.stringify(right);
     }
 
-    const fails = BOUNDARY_CASES.filter(({ toyPasses, toyLeaks }) => toyPasses !== true && toyLeaks !== true);
+    const fails = BOUNDARY_CASES.filter(
+      ({ toyPasses, toyLeaks }) => toyPasses !== true && toyLeaks !== true,
+    );
     test.each(fails)("$name ($path): gives a wrong answer or an error", async (each) => {
       expect(await answersCorrectly(each)).toBe(false);
     });
@@ -47,7 +59,8 @@ export function boundarySuite(pair: ProxyPair): void {
       for (const each of BOUNDARY_CASES.filter(({ toyLeaks }) => toyLeaks)) {
         const before = await pair.held();
         expect(await answersCorrectly(each), each.name).toBe(true);
-        // P needs less than 2 s to free blocks after a notification. All cases together take less than a lease.
+        // P needs less than 2 s to free blocks after a notification. All cases together take less
+        // than a lease.
         await waitSeconds(pair.p, 2);
         expect(await pair.held(), each.name).toBeGreaterThan(before);
       }
@@ -68,8 +81,10 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 
   connectorMembersSuite(pair, "kv-proxy", () => pair.proxied());
-  connectorMembersSuite(pair, "kv-proxy with --disaggregate-above and --unsplittable decode-computes", () =>
-    pair.proxied({ disaggregateAbove: 1000, policy: { unsplittable: "decode-computes" } }),
+  connectorMembersSuite(
+    pair,
+    "kv-proxy with --disaggregate-above and --unsplittable decode-computes",
+    () => pair.proxied({ disaggregateAbove: 1000, policy: { unsplittable: "decode-computes" } }),
   );
 
   test("the first token is a stop token: kv-proxy answers like a single server, and P holds no blocks", async () => {
@@ -91,14 +106,19 @@ export function boundarySuite(pair: ProxyPair): void {
     const { url } = await pair.proxied();
     const completion = { model: "tiny", prompt: words(70, 12), max_tokens: 4 };
     const counted = { ...completion, stream: true, stream_options: { include_usage: true } };
-    const chat = { model: "tiny", messages: [{ role: "user", content: words(70, 12) }], max_tokens: 4 };
+    const chat = {
+      model: "tiny",
+      messages: [{ role: "user", content: words(70, 12) }],
+      max_tokens: 4,
+    };
     for (const [path, body] of [
       ["/v1/completions", completion],
       ["/v1/completions", counted],
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
-      // The first request finds nothing in the prefix cache, the second one the two full blocks of the prompt.
+      // The first request finds nothing in the prefix cache, the second one the two full blocks of
+      // the prompt.
       for (const cached of [0, 64]) {
         const counts = await Promise.all([
           cachedTokens(url + path, here),
@@ -127,7 +147,9 @@ export function boundarySuite(pair: ProxyPair): void {
   test("X-Request-Id is returned, and /v1/models lists D's models", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
-    const answer = await ask(`${url}/v1/completions`, body, { headers: { "x-request-id": "mine" } });
+    const answer = await ask(`${url}/v1/completions`, body, {
+      headers: { "x-request-id": "mine" },
+    });
     expect(answer.headers.get("x-request-id")).toBe("mine");
     expect(((await answer.json()) as { id: string }).id).toBe("cmpl-mine");
     const models = (await (await fetch(`${url}/v1/models`)).json()) as { data: { id: string }[] };
@@ -165,7 +187,8 @@ export function boundarySuite(pair: ProxyPair): void {
     pair.closing(toy);
     const headers = { "x-data-parallel-rank": "7" };
     const body = { model: "tiny", prompt: words(40, 16), max_tokens: 2 };
-    const answer = async (at: string) => comparable(await ask(`${at}/v1/completions`, body, { headers }));
+    const answer = async (at: string) =>
+      comparable(await ask(`${at}/v1/completions`, body, { headers }));
     const right = await answer(pair.d.url);
     expect(right).toMatchObject({ status: 400 });
     expect(await answer(url)).toEqual(right);
@@ -174,7 +197,10 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 }
 
-/** The cached tokens in the usage of an answer, streamed or not; undefined when the usage does not contain them. */
+/**
+ * The cached tokens in the usage of an answer, streamed or not; undefined when the usage does not
+ * contain them.
+ */
 async function cachedTokens(url: string, body: unknown): Promise<number | undefined> {
   const text = await (await ask(url, body)).text();
   const [, cached] = /"prompt_tokens_details":\s*{[^}]*"cached_tokens":\s*(\d+)/.exec(text) ?? [];

@@ -1,26 +1,38 @@
 /** The fields of a completion that the tests read. */
 export interface Completion {
-  readonly choices: readonly { readonly token_ids: readonly number[]; readonly finish_reason: string }[];
+  readonly choices: readonly {
+    readonly token_ids: readonly number[];
+    readonly finish_reason: string;
+  }[];
   readonly kv_transfer_params?: TransferParams | null;
 }
 
 export type TransferParams = Readonly<Record<string, unknown>>;
 
-/** One connection per request. vLLM closes a connection that was idle for five seconds, possibly while the next request is on its way. */
+/**
+ * One connection per request. vLLM closes a connection that was idle for five seconds, possibly
+ * while the next request is on its way.
+ */
 export const ONE_USE = { connection: "close" };
 
 export interface CallOptions {
   /** `X-Request-Id`. In push both legs of a request carry the same id. */
   readonly id?: string;
   readonly signal?: AbortSignal;
-  /** The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that both have none. */
+  /**
+   * The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that
+   * both have none.
+   */
   readonly salt?: string;
   /** Further headers. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
 /** Every request of the tests is greedy and ignores end-of-sequence tokens. */
-export function completionBody(tokens: readonly number[], maxTokens: number): Record<string, unknown> {
+export function completionBody(
+  tokens: readonly number[],
+  maxTokens: number,
+): Record<string, unknown> {
   return {
     model: "tiny",
     prompt: tokens,
@@ -31,7 +43,10 @@ export function completionBody(tokens: readonly number[], maxTokens: number): Re
   };
 }
 
-/** Sends a request to `/v1/completions` of any server. Throws an error with the response's text when the status is not 2xx. */
+/**
+ * Sends a request to `/v1/completions` of any server. Throws an error with the response's text when
+ * the status is not 2xx.
+ */
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
@@ -53,7 +68,9 @@ export async function complete(
   return JSON.parse(text) as Completion;
 }
 
-/** The first leg of a split request: P computes the prompt and keeps its blocks for a decode worker. */
+/**
+ * The first leg of a split request: P computes the prompt and keeps its blocks for a decode worker.
+ */
 export async function prefill(
   url: string,
   tokens: readonly number[],

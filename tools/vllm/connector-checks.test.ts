@@ -4,12 +4,14 @@ import { checkDigest } from "../../packages/peer/src/wire/compare-wire.js";
 import CHECKS from "../../packages/peer/src/wire/vllm-checks.json" with { type: "json" };
 import { connectorChecks } from "./connector-checks.js";
 
-// Each `raise` and `assert` of vLLM's NIXL connector is a row of the table of refusals, or is none for one of these reasons.
+// Each `raise` and `assert` of vLLM's NIXL connector is a row of the table of refusals, or is none
+// for one of these reasons.
 
 const NO_REFUSAL: Readonly<Record<string, string>> = {
   settings: "one engine's own settings, whoever its peer is: it does not start",
   "own-state": "what this vLLM has set itself before: no peer changes it",
-  malformed: "metadata that contradict themselves, or another engine than the one that was asked for",
+  malformed:
+    "metadata that contradict themselves, or another engine than the one that was asked for",
   hash: "the compatibility hash, or what differs only where it does: @kv/protocol compares its factors",
   "after-a-row": "what a row of the table refuses before vLLM comes here",
   elsewhere: "other code in these files: statistics, outputs of workers, sockets",

@@ -27,12 +27,20 @@ export function writeChecks(release: string, checks: readonly string[]): void {
   for (const check of new Set([...table.keys(), ...checks])) {
     const { releases = [], is = ["?"] } = table.get(check) ?? {};
     const others = releases.filter((each) => each !== release);
-    table.set(check, { releases: checks.includes(check) ? [...others, release].sort() : others, is, check });
+    table.set(check, {
+      releases: checks.includes(check) ? [...others, release].sort() : others,
+      is,
+      check,
+    });
   }
   const kept = [...table.values()].filter(({ releases }) => releases.length > 0);
-  const lines = kept.map(({ releases, is, check }) => `${releases.join(" ")}\t${is.join(" ")}\t${check}\n`);
+  const lines = kept.map(
+    ({ releases, is, check }) => `${releases.join(" ")}\t${is.join(" ")}\t${check}\n`,
+  );
   writeFileSync(
     file,
-    lines.sort((a, b) => (a.split("\t")[2] ?? "").localeCompare(b.split("\t")[2] ?? "", "en")).join(""),
+    lines
+      .sort((a, b) => (a.split("\t")[2] ?? "").localeCompare(b.split("\t")[2] ?? "", "en"))
+      .join(""),
   );
 }

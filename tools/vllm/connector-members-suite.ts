@@ -5,11 +5,17 @@ import type { ProxyPair } from "./proxy-pair.js";
 
 const PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"];
 const REQUEST = {
-  ...{ model: "tiny", prompt: words(40, 40), input: words(40, 40), max_tokens: 4 },
+  model: "tiny",
+  prompt: words(40, 40),
+  input: words(40, 40),
+  max_tokens: 4,
   messages: [{ role: "user", content: words(40, 40) }],
 };
 
-/** Members that reach a connector or an encoder of vLLM 0.33. Those of the first line end EngineCore, or make it answer 500. */
+/**
+ * Members that reach a connector or an encoder of vLLM 0.33. Those of the first line end
+ * EngineCore, or make it answer 500.
+ */
 const WAYS = [
   ...['""', '"x"', "0", "[]"].map((value) => `"vllm_xargs":{"kv_transfer_params":${value}}`),
   '"vllm_xargs":{"\\u006bv_transfer_params":0}',
@@ -20,9 +26,17 @@ const WAYS = [
   '"kv_hints":{}',
 ];
 /** Members that choose a way through the front: two legs, P alone, D alone. */
-const FLOWS = [{}, { n: 2, temperature: 0.9 }, { echo: true, max_tokens: 0 }, { use_beam_search: true }];
+const FLOWS = [
+  {},
+  { n: 2, temperature: 0.9 },
+  { echo: true, max_tokens: 0 },
+  { use_beam_search: true },
+];
 
-/** Each way to a connector is refused by the front at `open`, in each flow, and both engines serve afterwards. */
+/**
+ * Each way to a connector is refused by the front at `open`, in each flow, and both engines serve
+ * afterwards.
+ */
 export function connectorMembersSuite(
   pair: ProxyPair,
   name: string,

@@ -9,13 +9,16 @@ import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
 /**
- * vLLM with `--data-parallel-size 2`: an API server, a coordinator, and two engines with a worker each. Each engine is P in one test and D in another, so
- * that two cores are enough.
+ * vLLM with `--data-parallel-size 2`: an API server, a coordinator, and two engines with a worker
+ * each. Each engine is P in one test and D in another, so that two cores are enough.
  */
 const kind = { version: "0.33", mode: "pull" } as const;
 const RANKS = [0, 1] as const;
 const OUTPUT_TOKENS = 8;
-/** vLLM gives rank r the memory of NUMA node r, and stops where there is one node. With these it splits the one node. */
+/**
+ * vLLM gives rank r the memory of NUMA node r, and stops where there is one node. With these it
+ * splits the one node.
+ */
 const env = { VLLM_CPU_SIM_MULTI_NUMA: "1", VLLM_CPU_OMP_THREADS_BIND: "auto" };
 
 describe("vLLM 0.33, pull, two data-parallel ranks", () => {
@@ -36,35 +39,46 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
     expect(ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
     expect(new Set(ids.map((id) => id.slice(0, -4))).size).toBe(1);
     const { sideChannelPort } = server();
-    expect(asked.map(({ remote_port: port }) => port)).toEqual(RANKS.map((rank) => sideChannelPort + rank));
+    expect(asked.map(({ remote_port: port }) => port)).toEqual(
+      RANKS.map((rank) => sideChannelPort + rank),
+    );
   });
 
   test.each([
     [0, 1],
     [1, 0],
-  ])("rank %i as P and rank %i as D behind kv-proxy: the tokens of one engine", async (from, to) => {
-    const { url: at, metric } = server();
-    const tokens = promptVariant(100, from);
-    const expected = await plain(at, tokens, OUTPUT_TOKENS, { salt: freshId(), headers: onRank(to) });
-    const moved = await metric("vllm:nixl_xfer_time_seconds_count");
-    const proxy = createProxy({
-      prefillers: [`${at}@${from}`],
-      decoders: [`${at}@${to}`],
-      mode: "pull",
-      pairing: { mode: "off" },
-    });
-    try {
-      const { url } = await proxy.listen({ port: 0 });
-      const made = await retryAfterTimeout(
-        () => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
-        handshakeTimedOut(server()),
+  ])(
+    "rank %i as P and rank %i as D behind kv-proxy: the tokens of one engine",
+    async (from, to) => {
+      const { url: at, metric } = server();
+      const tokens = promptVariant(100, from);
+      const expected = await plain(at, tokens, OUTPUT_TOKENS, {
+        salt: freshId(),
+        headers: onRank(to),
+      });
+      const moved = await metric("vllm:nixl_xfer_time_seconds_count");
+      const proxy = createProxy({
+        prefillers: [`${at}@${from}`],
+        decoders: [`${at}@${to}`],
+        mode: "pull",
+        pairing: { mode: "off" },
+      });
+      try {
+        const { url } = await proxy.listen({ port: 0 });
+        const made = await retryAfterTimeout(
+          () => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
+          handshakeTimedOut(server()),
+        );
+        expect(made).toEqual(expected);
+      } finally {
+        await proxy.close();
+      }
+      await until(
+        async () => (await metric("vllm:nixl_xfer_time_seconds_count")) > moved,
+        "D counts its READ",
       );
-      expect(made).toEqual(expected);
-    } finally {
-      await proxy.close();
-    }
-    await until(async () => (await metric("vllm:nixl_xfer_time_seconds_count")) > moved, "D counts its READ");
-  });
+    },
+  );
 
   test("an unknown rank is refused by vLLM, and the proxy passes that on", async () => {
     const { url: at } = server();
@@ -82,7 +96,8 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
     }
   });
 
-  // Last: a vLLM D on the CPU that has paired with a P of another attention backend repacks the blocks of every P.
+  // Last: a vLLM D on the CPU that has paired with a P of another attention backend repacks the
+  // blocks of every P.
   test("our P serves both ranks of a vLLM D", async () => {
     const ours = await openOurPrefill({ kind, leaseSeconds: 600 });
     try {
@@ -92,7 +107,11 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
           const id = freshId();
           const params = await prefill(ours.url, tokens, { id });
           const headers = onRank(rank);
-          return await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id, headers });
+          return await decode(server().url, tokens, OUTPUT_TOKENS, params, {
+            id,
+            salt: id,
+            headers,
+          });
         }, handshakeTimedOut(server()));
         expect(made).toEqual(await plain(ours.url, tokens, OUTPUT_TOKENS));
       }

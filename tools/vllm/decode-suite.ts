@@ -25,12 +25,18 @@ import { prompt, TINY } from "./tiny-peer.js";
 /** Far apart and out of order, so that the test detects blocks that land in the wrong place. */
 const OUR_BLOCKS = [5, 2, 9, 11];
 const ROUNDING = 1e-4;
-/** The time to wait, in leases. A heartbeat adds two thirds of a lease, and D sends one every sixth of a lease. */
+/**
+ * The time to wait, in leases. A heartbeat adds two thirds of a lease, and D sends one every sixth
+ * of a lease.
+ */
 const BEYOND_LEASE = 1.4;
 
 const timedOut = (error: unknown) => (error as FailedReceive).code === "KV_SIDE_CHANNEL_TIMEOUT";
 
-/** Our decode side receives from a real vLLM prefill worker. The bytes must equal those that another reader recorded, and P must free its blocks. */
+/**
+ * Our decode side receives from a real vLLM prefill worker. The bytes must equal those that another
+ * reader recorded, and P must free its blocks.
+ */
 export function decodeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -62,7 +68,12 @@ export function decodeSuite(server: () => VllmServer): void {
     }, timedOut);
   }
 
-  function expectRecorded(decode: HeadlessDecode, tp: number, first = 0, rounded = server().tp > 1): void {
+  function expectRecorded(
+    decode: HeadlessDecode,
+    tp: number,
+    first = 0,
+    rounded = server().tp > 1,
+  ): void {
     const count = TINY.kvHeads / tp;
     for (let tpRank = 0; tpRank < tp; tpRank++) {
       for (let layer = 0; layer < TINY.layers; layer++) {
@@ -70,7 +81,8 @@ export function decodeSuite(server: () => VllmServer): void {
           const landed = decode.block(tpRank, layer, OUR_BLOCKS[n] ?? 0);
           const recorded = recordedHeads(layer, n, { first: tpRank * count, count });
           const where = `rank ${tpRank}, layer ${layer}, block ${n}`;
-          // The recording is from a worker with TP 1. From the first all-reduce on, TP 2 sums in another order, so the values differ by rounding.
+          // The recording is from a worker with TP 1. From the first all-reduce on, TP 2 sums in
+          // another order, so the values differ by rounding.
           if (!rounded || (layer === 0 && server().tp > 1))
             expect(Buffer.compare(landed, recorded), where).toBe(0);
           else expect(largestDifference(landed, recorded), where).toBeLessThan(ROUNDING);
@@ -89,7 +101,12 @@ export function decodeSuite(server: () => VllmServer): void {
       await untilFreed(server(), used);
       expect(await expired(server())).toBe(before);
       decode.finish(asked, OUR_BLOCKS);
-      expect(decode.outstanding()).toMatchObject({ requests: 0, heartbeats: 0, receives: 0, unreported: 0 });
+      expect(decode.outstanding()).toMatchObject({
+        requests: 0,
+        heartbeats: 0,
+        receives: 0,
+        unreported: 0,
+      });
     });
   }
 
@@ -100,13 +117,22 @@ export function decodeSuite(server: () => VllmServer): void {
     // The parameters that a proxy knows before the prefill.
     const { remote_engine_id, remote_host, remote_port, tp_size } = first.kvTransferParams ?? {};
     const id = freshId();
-    const coordinates = { remote_engine_id, remote_host, remote_port, tp_size, remote_request_id: id };
+    const coordinates = {
+      remote_engine_id,
+      remote_host,
+      remote_port,
+      tp_size,
+      remote_request_id: id,
+    };
     const asked = requestOf(otherLegId(`cmpl-${id}-0`), RECORDED_TOKENS, {
-      ...{ do_remote_prefill: true, do_remote_decode: false, transfer_mode: "push" },
+      do_remote_prefill: true,
+      do_remote_decode: false,
+      transfer_mode: "push",
       ...coordinates,
     });
     for (const block of OUR_BLOCKS)
-      for (let layer = 0; layer < TINY.layers; layer++) decode.block(0, layer, block).fill(UNTOUCHED);
+      for (let layer = 0; layer < TINY.layers; layer++)
+        decode.block(0, layer, block).fill(UNTOUCHED);
     const receiving = decode.receive(asked, OUR_BLOCKS);
     await prefill(server().url, prompt(RECORDED_TOKENS), { id });
     expect(await receiving).toEqual({ failure: undefined, aborted: false });
@@ -128,7 +154,9 @@ export function decodeSuite(server: () => VllmServer): void {
     for (let layer = 0; layer < TINY.layers; layer++) {
       for (let n = 0; n < RECORDED_FULL_BLOCKS; n++) {
         const recorded = recordedHeads(layer, n, { first: 0, count: TINY.kvHeads });
-        expect(largestDifference(decode.block(0, layer, blocks[n] ?? 0), recorded)).toBeLessThan(ROUNDING);
+        expect(largestDifference(decode.block(0, layer, blocks[n] ?? 0), recorded)).toBeLessThan(
+          ROUNDING,
+        );
       }
     }
     await untilFreed(server(), before);
@@ -145,7 +173,12 @@ export function decodeSuite(server: () => VllmServer): void {
     abort.abort();
     expect((await receiving).aborted).toBe(true);
     await untilFreed(server(), before);
-    expect(decode.outstanding()).toMatchObject({ requests: 0, heartbeats: 0, receives: 0, unreported: 0 });
+    expect(decode.outstanding()).toMatchObject({
+      requests: 0,
+      heartbeats: 0,
+      receives: 0,
+      unreported: 0,
+    });
   });
 
   test("heartbeats extend a lease; a lease without heartbeats expires, and P frees its blocks", async () => {
@@ -170,7 +203,8 @@ export function decodeSuite(server: () => VllmServer): void {
     expect(await usage(p)).toBeLessThan((await alone.before) + 1e-9);
     expect(await expired(p)).toBe(before + 1);
     for (const block of OUR_BLOCKS)
-      for (let layer = 0; layer < TINY.layers; layer++) decode.block(0, layer, block).fill(UNTOUCHED);
+      for (let layer = 0; layer < TINY.layers; layer++)
+        decode.block(0, layer, block).fill(UNTOUCHED);
     expect(await decode.receive(asked, OUR_BLOCKS)).toEqual({ failure: undefined, aborted: false });
     expectRecorded(decode, 1);
     await untilFreed(p, kept.before);
@@ -184,13 +218,16 @@ export function decodeSuite(server: () => VllmServer): void {
     decode.finish(first, OUR_BLOCKS);
     await untilFreed(p, before);
     const expiredBefore = await expired(p);
-    const hit = request((await prefillAndHold(p, prompt(RECORDED_TOKENS), { id: freshId() })).params);
+    const hit = request(
+      (await prefillAndHold(p, prompt(RECORDED_TOKENS), { id: freshId() })).params,
+    );
     expect(await decode.receive(hit, OUR_BLOCKS, { numComputedTokens: RECORDED_TOKENS })).toEqual({
       failure: undefined,
       aborted: false,
     });
     decode.finish(hit, OUR_BLOCKS);
-    // Otherwise P may free these blocks in the step that computes the next prompt, and P's cache usage would prove nothing.
+    // Otherwise P may free these blocks in the step that computes the next prompt, and P's cache
+    // usage would prove nothing.
     await untilFreed(p, before);
     const { params } = await prefillAndHold(p, prompt(70), { id: freshId() });
     decode.giveUpQueued(request(params, 70));
@@ -212,7 +249,12 @@ export function decodeSuite(server: () => VllmServer): void {
   });
 }
 
-function expectUntouched(decode: HeadlessDecode, tpRank: number, layer: number, block: number): void {
+function expectUntouched(
+  decode: HeadlessDecode,
+  tpRank: number,
+  layer: number,
+  block: number,
+): void {
   const where = `rank ${tpRank}, layer ${layer}, block ${block}`;
   expect(
     decode.block(tpRank, layer, block).every((byte) => byte === UNTOUCHED),

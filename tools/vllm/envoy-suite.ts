@@ -13,10 +13,19 @@ import { until } from "./until.js";
 /** Above the largest body of these tests. */
 const BODY_LIMIT_BYTES = 32 * 1024 * 1024;
 const PATH = "/v1/completions";
-const long = { model: "tiny", prompt: words(60, 30), temperature: 0, max_tokens: 500, ignore_eos: true };
+const long = {
+  model: "tiny",
+  prompt: words(60, 30),
+  temperature: 0,
+  max_tokens: 500,
+  ignore_eos: true,
+};
 const short = { model: "tiny", prompt: words(60, 31), temperature: 0, max_tokens: 4 };
 
-/** Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. One Envoy, one picker and one sidecar serve all tests. */
+/**
+ * Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. One Envoy, one picker and one sidecar
+ * serve all tests.
+ */
 export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   const hostOf = (url: string) => new URL(url).host;
   let sidecar: ReturnType<typeof createProxy>;
@@ -38,25 +47,44 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     return { proxy: opened, host: hostOf((await opened.listen({ port: 0 })).url) };
   };
   const pickerOf = (decoder: string) => [
-    ...["--prefill", hostOf(pair.p.url), "--prefill-side-channel-port", `${pair.p.sideChannelPort}`],
-    ...["--decode", decoder, "--decode-side-channel-port", `${pair.d.sideChannelPort}`],
-    ...["--health-interval-ms", "200", "--body-limit-bytes", `${BODY_LIMIT_BYTES}`],
+    "--prefill",
+    hostOf(pair.p.url),
+    "--prefill-side-channel-port",
+    `${pair.p.sideChannelPort}`,
+    "--decode",
+    decoder,
+    "--decode-side-channel-port",
+    `${pair.d.sideChannelPort}`,
+    "--health-interval-ms",
+    "200",
+    "--body-limit-bytes",
+    `${BODY_LIMIT_BYTES}`,
   ];
   const envoyBefore = (decoders: readonly string[]) =>
     startEnvoy({ pickerPort: picker.port, endpoints: decoders, failOpen: false });
   /** A sidecar of its own for one test, behind a picker and an Envoy of its own. */
-  async function openForOneTest(decoder: string, settings?: ProxyOptions["sidecar"]): Promise<SidecarFront> {
+  async function openForOneTest(
+    decoder: string,
+    settings?: ProxyOptions["sidecar"],
+  ): Promise<SidecarFront> {
     const opened = await openSidecar(decoder, settings);
     const other = await startPicker(pickerOf(opened.host));
-    const before = await startEnvoy({ pickerPort: other.port, endpoints: [opened.host], failOpen: false });
+    const before = await startEnvoy({
+      pickerPort: other.port,
+      endpoints: [opened.host],
+      failOpen: false,
+    });
     pair.closing({ close: () => before.stop() });
     pair.closing({ close: () => other.kill() });
     pair.closing({ close: () => opened.proxy.close({ graceMs: 0 }) });
     return { url: before.url, proxy: opened.proxy };
   }
-  const statusOf = async (body: object = short) => (await ask(envoy.url + PATH, salted({ ...body }))).status;
+  const statusOf = async (body: object = short) =>
+    (await ask(envoy.url + PATH, salted({ ...body }))).status;
   const inFlight = async () => {
-    const status = (await (await fetch(`${picker.metricsUrl}/status`)).json()) as { in_flight: number };
+    const status = (await (await fetch(`${picker.metricsUrl}/status`)).json()) as {
+      in_flight: number;
+    };
     return status.in_flight;
   };
 
@@ -94,16 +122,19 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   test.each([
     ["300 KB", 300_000],
     ["20 MB", 20_000_000],
-  ])("a body of %s is answered as by D itself, with the prompt in it or beside it", async (_, length) => {
-    for (const body of [
-      { ...short, user: "u".repeat(length) },
-      { ...short, prompt: "t11 ".repeat(length / 4) },
-    ]) {
-      const right = await comparable(await ask(pair.d.url + PATH, body));
-      expect(await comparable(await ask(envoy.url + PATH, body))).toEqual(right);
-    }
-    await (mode === "push" ? pair.leaseEnded() : pair.freed());
-  });
+  ])(
+    "a body of %s is answered as by D itself, with the prompt in it or beside it",
+    async (_, length) => {
+      for (const body of [
+        { ...short, user: "u".repeat(length) },
+        { ...short, prompt: "t11 ".repeat(length / 4) },
+      ]) {
+        const right = await comparable(await ask(pair.d.url + PATH, body));
+        expect(await comparable(await ask(envoy.url + PATH, body))).toEqual(right);
+      }
+      await (mode === "push" ? pair.leaseEnded() : pair.freed());
+    },
+  );
 
   test("a client that leaves while it sends its body: P and D see nothing of it", async () => {
     const counts = () => sidecar.status().requests.total;
@@ -135,7 +166,10 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   test("Envoy drains: the stream that it carries ends as it should", async () => {
     const draining = await envoyBefore(endpoints);
     pair.closing({ close: () => draining.stop() });
-    const answer = await ask(draining.url + PATH, salted({ ...long, max_tokens: 100, stream: true }));
+    const answer = await ask(
+      draining.url + PATH,
+      salted({ ...long, max_tokens: 100, stream: true }),
+    );
     await fetch(`${draining.adminUrl}/drain_listeners?graceful`, { method: "POST" });
     expect(await answer.text()).toContain("data: [DONE]");
     await pair.freed();
@@ -155,7 +189,8 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
         text += decoder.decode(value, { stream: true });
       }
     };
-    // vLLM's HTTP server can outlive its engine, and ends the stream with an error event then. An engine that ends first names the end "abort".
+    // vLLM's HTTP server can outlive its engine, and ends the stream with an error event then. An
+    // engine that ends first names the end "abort".
     const ended = /^broken off$|^data: .*("error"|"finish_reason":"abort")/m;
     expect(await rest().catch(() => "broken off")).toMatch(ended);
     await until(async () => (await statusOf()) === 503, "kv-epp knows that D is away");

@@ -20,8 +20,15 @@ describe("a mixed fleet", () => {
   let ports: Record<string, readonly [number, number]> = {};
   const start = async (name: string, version: VllmOptions["kind"]["version"]) => {
     const own = ports[name];
-    const options = { kind: { version, mode: "pull" }, name: `fleet-${name}`, blocks: 200 } as const;
-    servers.set(name, await startVllm({ ...options, ...(own === undefined ? {} : { ports: own }) }));
+    const options = {
+      kind: { version, mode: "pull" },
+      name: `fleet-${name}`,
+      blocks: 200,
+    } as const;
+    servers.set(
+      name,
+      await startVllm({ ...options, ...(own === undefined ? {} : { ports: own }) }),
+    );
   };
   const of = (name: string) => {
     const found = servers.get(name);
@@ -46,7 +53,10 @@ describe("a mixed fleet", () => {
   test("1,000 requests: none on a pair that does not fit, none lost, and every unpaired instance is named with its factor", async () => {
     const records: LogFields[] = [];
     const unpaired: LogFields[] = [];
-    /** The version of each URL now. While P restarts it may be the old one or the new one; its D would refuse what does not fit. */
+    /**
+     * The version of each URL now. While P restarts it may be the old one or the new one; its D
+     * would refuse what does not fit.
+     */
     const versions = new Map([...servers].map(([name, server]) => [server.url, name.slice(1)]));
     let again = 0;
     const log = {
@@ -54,7 +64,10 @@ describe("a mixed fleet", () => {
       info(event: string, fields: LogFields = {}) {
         if (event !== "request-done") return;
         const { prefill, decode } = fields;
-        records.push({ ...fields, versions: [versions.get(String(prefill)), versions.get(String(decode))] });
+        records.push({
+          ...fields,
+          versions: [versions.get(String(prefill)), versions.get(String(decode))],
+        });
       },
       warn(event: string, fields: LogFields = {}) {
         if (event === "instance-unpaired") unpaired.push(fields);
@@ -62,7 +75,9 @@ describe("a mixed fleet", () => {
       },
     };
     const proxy = createProxy({
-      ...{ prefillers: [spec("p32"), spec("p33")], decoders: [spec("d32"), spec("d33")], log },
+      prefillers: [spec("p32"), spec("p33")],
+      decoders: [spec("d32"), spec("d33")],
+      log,
       health: { intervalMs: 1000 },
       routing: { prefill: "prefix-aware", decode: "prefix-aware" },
       disaggregateAbove: 40,
@@ -95,7 +110,9 @@ describe("a mixed fleet", () => {
     }
     const clients = Promise.all(Array.from({ length: CLIENTS }, client));
 
-    await until(() => outcomes.length >= RESTART_AFTER, "the first requests", { timeoutMs: 400_000 });
+    await until(() => outcomes.length >= RESTART_AFTER, "the first requests", {
+      timeoutMs: 400_000,
+    });
     const p32 = of("p32").url;
     versions.set(p32, "restarting");
     const restartedAt = records.length;

@@ -52,11 +52,15 @@ export function handshakeSuite(server: () => VllmServer): void {
         kvCacheLayout: "LBHNC",
         attentionBackend: "CPU_ATTN",
         blockSize: TINY.blockSize,
-        blockLengthsBytes: Array(TINY.layers).fill((TINY.kvHeads / 2) * TINY.blockSize * TINY.contentBytes),
+        blockLengthsBytes: Array(TINY.layers).fill(
+          (TINY.kvHeads / 2) * TINY.blockSize * TINY.contentBytes,
+        ),
         regionNames: Array.from({ length: TINY.layers }, (_, layer) => TINY.layerName(layer)),
       });
       // Our metadata has the keys of the newest version. vLLM ignores those that it does not know.
-      const known = vllmWire(describedVersion(server().kind.version) as VllmVersion)["agent metadata"];
+      const known = vllmWire(describedVersion(server().kind.version) as VllmVersion)[
+        "agent metadata"
+      ];
       const own = Object.entries(decodeMsgpack(encodeAgentMetadata(metadata), "ours") as object);
       expect(Object.fromEntries(own.filter(([key]) => key in known))).toEqual(
         decodeMsgpack(payload.agentMetadataBytes, "vLLM's"),

@@ -31,7 +31,10 @@ export interface HeadlessDecodeOptions {
   readonly log?: Log;
 }
 
-/** The headless decode engine of `@kv/peer` for the tiny model of the live tests, with one KV cache group. */
+/**
+ * The headless decode engine of `@kv/peer` for the tiny model of the live tests, with one KV cache
+ * group.
+ */
 export interface HeadlessDecode {
   receive(
     request: ConnectorRequest,
@@ -57,7 +60,13 @@ export function requestOf(
 }
 
 export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
-  const { kind, tp = 1, log = silentLog, extra = {}, sideChannel = zmqSideChannel({ log }) } = options;
+  const {
+    kind,
+    tp = 1,
+    log = silentLog,
+    extra = {},
+    sideChannel = zmqSideChannel({ log }),
+  } = options;
   const factors = factorsOf(kind);
   const { dtype = factors.dtype } = options;
   const transport = nixlTransport({ log });

@@ -4,7 +4,9 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** A prompt whose blocks a vLLM prefill worker holds for a decode worker, according to P's metrics. */
+/**
+ * A prompt whose blocks a vLLM prefill worker holds for a decode worker, according to P's metrics.
+ */
 export interface HeldPrompt {
   readonly params: TransferParams;
   /** The share of P's cache that was in use before. */
@@ -12,7 +14,10 @@ export interface HeldPrompt {
 }
 
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/** The number of requests whose lease expired because no D read their blocks. vLLM counts them once for each rank. */
+/**
+ * The number of requests whose lease expired because no D read their blocks. vLLM counts them once
+ * for each rank.
+ */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
@@ -20,7 +25,10 @@ export const expired = async (p: VllmServer) =>
 export const notifiedLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-/** Sends a prefill request and checks that P holds its blocks afterwards. Returns the transfer parameters. */
+/**
+ * Sends a prefill request and checks that P holds its blocks afterwards. Returns the transfer
+ * parameters.
+ */
 export async function prefillAndHold(
   p: VllmServer,
   tokens: readonly number[],
@@ -38,8 +46,8 @@ export async function prefillAndHold(
 }
 
 /**
- * Waits until P's cache usage is not above `before`. A vLLM prefill worker handles notifications only when it computes something,
- * so each check sends it a small request.
+ * Waits until P's cache usage is not above `before`. A vLLM prefill worker handles notifications
+ * only when it computes something, so each check sends it a small request.
  */
 export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
   const holds = async () => {
@@ -68,12 +76,18 @@ export async function waitSeconds(p: VllmServer, seconds: number): Promise<void>
 /** A new `X-Request-Id` for each request. */
 export const freshId = () => crypto.randomUUID();
 
-/** A request id of D for the request that has this id at P. Push matches the two legs by the common part of their ids. */
+/**
+ * A request id of D for the request that has this id at P. Push matches the two legs by the common
+ * part of their ids.
+ */
 export function otherLegId(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;
 }
 
-/** A prompt that differs from `prompt(length)`, and from the variants with other salts, in every token. */
+/**
+ * A prompt that differs from `prompt(length)`, and from the variants with other salts, in every
+ * token.
+ */
 export const promptVariant = (length: number, salt: number) =>
   prompt(length).map((token) => ((token + 37 * salt) % 1000) + 10);

@@ -1,6 +1,8 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 
-/** A TCP relay in front of a server. It records requests and can cut a response at a chosen place. */
+/**
+ * A TCP relay in front of a server. It records requests and can cut a response at a chosen place.
+ */
 export interface HttpTap {
   readonly url: string;
   /** The head of each POST request in lower case: request line and headers. */
@@ -9,8 +11,8 @@ export interface HttpTap {
 }
 
 /**
- * `cutAt` receives all that the server has sent on a connection so far. It returns the offset at which the connection breaks,
- * or undefined to pass everything on.
+ * `cutAt` receives all that the server has sent on a connection so far. It returns the offset at
+ * which the connection breaks, or undefined to pass everything on.
  */
 export async function startHttpTap(
   targetUrl: string,
@@ -33,7 +35,8 @@ export async function startHttpTap(
     }
     client.on("data", (bytes) => {
       const text = bytes.toString("latin1");
-      if (text.startsWith("POST ")) heads.push(text.slice(0, text.indexOf("\r\n\r\n")).toLowerCase());
+      if (text.startsWith("POST "))
+        heads.push(text.slice(0, text.indexOf("\r\n\r\n")).toLowerCase());
       upstream.write(bytes);
     });
     upstream.on("data", (bytes) => {

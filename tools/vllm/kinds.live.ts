@@ -12,8 +12,9 @@ import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { prompt } from "./tiny-peer.js";
 
-// Other kinds of KV cache than the tiny Qwen3's, each with a tiny model of `make_kind_models.py`. vLLM 0.33 does not serve the hybrid model on the CPU.
-// The test records the KV that a vLLM server computed and serves it back to that server.
+// Other kinds of KV cache than the tiny Qwen3's, each with a tiny model of `make_kind_models.py`.
+// vLLM 0.33 does not serve the hybrid model on the CPU. The test records the KV that a vLLM server
+// computed and serves it back to that server.
 
 interface Kind {
   readonly name: string;
@@ -28,7 +29,10 @@ const KINDS: readonly Kind[] = [
 ];
 const PROMPT = prompt(100);
 const OUTPUT_TOKENS = 16;
-/** A block holds one layer of each group, so a model with several groups needs several times as many blocks. */
+/**
+ * A block holds one layer of each group, so a model with several groups needs several times as many
+ * blocks.
+ */
 const BLOCKS = 400;
 const TIMEOUT_MS = 60_000;
 const EXPONENT_BYTE = 3;
@@ -58,7 +62,10 @@ for (const { name, tp, args = [] } of KINDS) {
     async function decodeFromRecording(beforeDecode: () => void): Promise<readonly number[]> {
       const prefill = await openHeadlessPrefill({
         recording: await openRecording(kindFolder(name)),
-        ...{ transport: transport.transport, sideChannel, sideChannelHost: "127.0.0.1", sideChannelPort: 0 },
+        transport: transport.transport,
+        sideChannel,
+        sideChannelHost: "127.0.0.1",
+        sideChannelPort: 0,
         leaseMs: 600_000,
         numBlocks: 64,
       });
@@ -80,7 +87,8 @@ for (const { name, tp, args = [] } of KINDS) {
       await record({
         folder: kindFolder(name),
         prefill: engine,
-        ...{ transport: transport.transport, sideChannel },
+        transport: transport.transport,
+        sideChannel,
         prompts: [PROMPT],
       });
       const alone = await plain(server.url, PROMPT, OUTPUT_TOKENS);
@@ -100,5 +108,6 @@ for (const { name, tp, args = [] } of KINDS) {
 }
 
 test("setup.sh has created every model", () => {
-  for (const { name } of KINDS) expect(existsSync(join(PEER_DIR, `tiny-${name}`, "config.json"))).toBe(true);
+  for (const { name } of KINDS)
+    expect(existsSync(join(PEER_DIR, `tiny-${name}`, "config.json"))).toBe(true);
 });

@@ -10,13 +10,18 @@ import { ask, type ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
-/** The publisher and its replay socket take free ports. vLLM serves `/render` only with `--enable-scale-out`. */
+/**
+ * The publisher and its replay socket take free ports. vLLM serves `/render` only with
+ * `--enable-scale-out`.
+ */
 export const KV_EVENTS_ARGUMENTS = [
   "--enable-scale-out",
   "--kv-events-config",
   JSON.stringify({
-    ...{ enable_kv_cache_events: true, publisher: "zmq" },
-    ...{ endpoint: "tcp://*:0", replay_endpoint: "tcp://*:0" },
+    enable_kv_cache_events: true,
+    publisher: "zmq",
+    endpoint: "tcp://*:0",
+    replay_endpoint: "tcp://*:0",
   }),
 ];
 
@@ -30,7 +35,10 @@ interface Message {
   readonly content: string;
 }
 
-/** Conversations with three system prompts, each turn longer than the one before: more than the cache holds. */
+/**
+ * Conversations with three system prompts, each turn longer than the one before: more than the
+ * cache holds.
+ */
 function* chats(): Generator<readonly Message[]> {
   for (let turn = 1; turn <= TURNS; turn += 1)
     for (let conversation = 0; conversation < CONVERSATIONS; conversation += 1) {
@@ -43,21 +51,35 @@ function* chats(): Generator<readonly Message[]> {
     }
 }
 
-/** Exact prompts, by `/render`: those of both legs of a request are equal; prefixes of chats against blocks from KV events. */
+/**
+ * Exact prompts, by `/render`: those of both legs of a request are equal; prefixes of chats against
+ * blocks from KV events.
+ */
 export function kvEventsSuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): P's leg has the prompt of the client's request, token by token",
     async ({ path, body }) => {
       const promptOf = async (sent: string) => {
         const headers = { "content-type": "application/json", ...ONE_USE };
-        const answer = await fetch(`${pair.p.url}${path}/render`, { method: "POST", headers, body: sent });
+        const answer = await fetch(`${pair.p.url}${path}/render`, {
+          method: "POST",
+          headers,
+          body: sent,
+        });
         const rendered = [(await answer.json()) as { token_ids: number[] }].flat();
         return [answer.status, rendered.map(({ token_ids: ids }) => ids)];
       };
       const text = JSON.stringify(body);
-      const leg = prefillBody(parseGenerationRequest(path, Buffer.from(text)), KV_REQUEST_PULL, "id");
+      const leg = prefillBody(
+        parseGenerationRequest(path, Buffer.from(text)),
+        KV_REQUEST_PULL,
+        "id",
+      );
       const right = await promptOf(text);
-      expect(right).toEqual([200, expect.arrayContaining([expect.arrayContaining([expect.any(Number)])])]);
+      expect(right).toEqual([
+        200,
+        expect.arrayContaining([expect.arrayContaining([expect.any(Number)])]),
+      ]);
       expect(await promptOf(String(leg))).toEqual(right);
     },
   );
@@ -76,7 +98,12 @@ export function kvEventsSuite(pair: ProxyPair): void {
     const events = () => proxy.status().prefillers[0]?.kv_events;
     await until(() => events()?.state === "following", "the proxy follows P's events");
     for (const messages of chats()) {
-      const answer = await ask(url + CHAT, { model: "tiny", messages, max_tokens: 2, temperature: 0 });
+      const answer = await ask(url + CHAT, {
+        model: "tiny",
+        messages,
+        max_tokens: 2,
+        temperature: 0,
+      });
       expect(answer.status).toBe(200);
       await answer.text();
     }
@@ -85,7 +112,9 @@ export function kvEventsSuite(pair: ProxyPair): void {
       expected: Number(expected),
       cached: Number(cached),
     }));
-    const near = hits.filter(({ expected, cached }) => Math.abs(expected - cached) <= BLOCK_TOKENS).length;
+    const near = hits.filter(
+      ({ expected, cached }) => Math.abs(expected - cached) <= BLOCK_TOKENS,
+    ).length;
     const equal = hits.filter(({ expected, cached }) => expected === cached).length;
     const sum = (what: "expected" | "cached") => hits.reduce((all, hit) => all + hit[what], 0);
     const evicted = await pair.p.metric("vllm:prefix_cache_queries_total");
@@ -106,7 +135,11 @@ export function kvEventsSuite(pair: ProxyPair): void {
       const subscriber = new KvEventSubscriber({ log: silentLog, clock: systemClock() });
       pair.closing({ close: async () => subscriber.close() });
       const instance = { role: "prefill", url: pair.p.url, inFlight: 0 } as const;
-      const followed: Instance = { ...instance, kvEvents: endpoint, kvEventsReplay: source.replayEndpoint };
+      const followed: Instance = {
+        ...instance,
+        kvEvents: endpoint,
+        kvEventsReplay: source.replayEndpoint,
+      };
       subscriber.follow([followed]);
       return {
         status: () => subscriber.status(followed),
@@ -142,16 +175,18 @@ export function kvEventsSuite(pair: ProxyPair): void {
 }
 
 async function sourceOf({ url }: VllmServer) {
-  const sources = (await (await fetch(`${url}/kv_event_sources`, { headers: ONE_USE })).json()) as Record<
-    string,
-    { readonly endpoint: string; readonly replay_endpoint: string }
-  >;
+  const sources = (await (
+    await fetch(`${url}/kv_event_sources`, { headers: ONE_USE })
+  ).json()) as Record<string, { readonly endpoint: string; readonly replay_endpoint: string }>;
   const [first] = Object.values(sources);
   if (first === undefined) throw new Error(`${url} publishes no KV events`);
   return { endpoint: first.endpoint, replayEndpoint: first.replay_endpoint };
 }
 
-async function render({ url }: VllmServer, messages: readonly Message[]): Promise<readonly number[]> {
+async function render(
+  { url }: VllmServer,
+  messages: readonly Message[],
+): Promise<readonly number[]> {
   const answer = await ask(`${url}${CHAT}/render`, { model: "tiny", messages });
   return ((await answer.json()) as { readonly token_ids: readonly number[] }).token_ids;
 }

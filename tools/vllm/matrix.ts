@@ -9,11 +9,17 @@ import type { PeerKind } from "./tiny-peer.js";
 import { unexpectedInputSuite } from "./unexpected-input-suite.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
 
-/** Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait until it expires. */
+/**
+ * Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait
+ * until it expires.
+ */
 const LEASE_SECONDS = 15;
 const BLOCKS = 600;
 
-/** All suites for one version and one connector of vLLM, on two servers, TP 1 and TP 2. Each server is P in some suites and D in others. */
+/**
+ * All suites for one version and one connector of vLLM, on two servers, TP 1 and TP 2. Each server
+ * is P in some suites and D in others.
+ */
 export function matrix(kind: PeerKind): void {
   describe(`vLLM ${kind.version}, ${kind.mode}`, () => {
     const started = new Map<number, Promise<VllmServer>>();
@@ -56,14 +62,16 @@ export function matrix(kind: PeerKind): void {
     }
     afterAll(async () => {
       const ends = await Promise.allSettled(started.values());
-      await Promise.all(ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)));
+      await Promise.all(
+        ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)),
+      );
     });
 
     suite("handshakes", [2], () => handshakeSuite(two));
     suite("P with TP 2", [2], () => decodeSuite(two));
     suite("P with TP 1", [1], () => decodeSuite(one));
-    // These suites run before those in which our engine is P. A vLLM worker on the CPU that has paired with one P of another attention backend
-    // repacks the blocks from every P.
+    // These suites run before those in which our engine is P. A vLLM worker on the CPU that has
+    // paired with one P of another attention backend repacks the blocks from every P.
     suite("TP 1 to TP 2", [1, 2], () => pairSuite(one, two));
     suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
     suite("D with TP 2", [2], () => prefillSuite(two));

@@ -15,7 +15,9 @@ export interface OurPrefillOptions {
   readonly blockSize?: number;
   /** Push: announce the block size of the vLLM peer. */
   readonly announcesPeerBlocks?: boolean;
-  /** With "neuron" the engine's blocks are on a simulated device and are staged through host memory. */
+  /**
+   * With "neuron" the engine's blocks are on a simulated device and are staged through host memory.
+   */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
   /** Ports of HTTP and the side channel. Default: free ports. */
@@ -23,7 +25,10 @@ export interface OurPrefillOptions {
   readonly log?: Log;
 }
 
-/** The demo's prefill server in this process, with its own model and cache, NIXL and HTTP. Its settings let a vLLM peer pair with it. */
+/**
+ * The demo's prefill server in this process, with its own model and cache, NIXL and HTTP. Its
+ * settings let a vLLM peer pair with it.
+ */
 export interface OurPrefill {
   readonly instance: Instance;
   readonly url: string;
@@ -31,7 +36,10 @@ export interface OurPrefill {
   readonly tap: TappedTransport;
   /** The number of blocks that requests hold, blocks under a lease included. */
   held(): number;
-  /** Flips one exponent bit of the first value of K at each of the first `tokens` positions, in every layer and head. */
+  /**
+   * Flips one exponent bit of the first value of K at each of the first `tokens` positions, in
+   * every layer and head.
+   */
   damage(blockIds: readonly number[], tokens: number): void;
 }
 
@@ -65,7 +73,8 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     numBlocks: NUM_BLOCKS,
     // For the routes of sleep mode.
     debug: true,
-    // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another attention backend.
+    // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another
+    // attention backend.
     attentionBackend: "PLAIN",
     compat: {
       model: factors.model,
@@ -105,7 +114,9 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
           for (let token = 0; token < tokens; token++) {
             const block = layer * NUM_BLOCKS + (blockIds[Math.floor(token / blockSize)] ?? 0);
             const value =
-              (block * heads + head) * headBytes + (token % blockSize) * TINY.contentBytes + EXPONENT_BYTE;
+              (block * heads + head) * headBytes +
+              (token % blockSize) * TINY.contentBytes +
+              EXPONENT_BYTE;
             bytes[value] = (bytes[value] ?? 0) ^ EXPONENT_BIT;
           }
         }

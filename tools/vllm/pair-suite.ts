@@ -27,10 +27,15 @@ import { until } from "./until.js";
 const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
 const TIMEOUT_MS = 60_000;
-/** `KV_WATCH_ROUNDS=100 npm run test:vllm -- --only pull-0.33 -t "no false alarm"` is the long form. */
+/**
+ * `KV_WATCH_ROUNDS=100 npm run test:vllm -- --only pull-0.33 -t "no false alarm"` is the long form.
+ */
 const WATCH_ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 5);
 
-/** `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's README describes. */
+/**
+ * `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's
+ * README describes.
+ */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
@@ -61,7 +66,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
     if (!isNotified) return;
     await untilFreed(prefill(), 0);
-    // Every rank received the notification for its blocks; on a busy machine possibly after their lease.
+    // Every rank received the notification for its blocks; on a busy machine possibly after their
+    // lease.
     expect(await unnotified()).toBe(before);
   });
 
@@ -84,11 +90,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     const report = loadReport(result, about, { maxFailed: 0, maxLeakedBlocks: 0 });
     expect(report.reasons).toEqual([]);
     // vLLM counts an expired request once for each rank.
-    if (p.kind.mode === "pull") expect(report.leaks?.expiredRequests).toBe(report.requests.unnotified * p.tp);
+    if (p.kind.mode === "pull")
+      expect(report.leaks?.expiredRequests).toBe(report.requests.unnotified * p.tp);
   });
 
   test(`watch: no false alarm in ${WATCH_ROUNDS} rounds`, async () => {
-    // The leases of earlier tests have ended: each would be a finding. P counts some of them a step after it has freed their blocks.
+    // The leases of earlier tests have ended: each would be a finding. P counts some of them a step
+    // after it has freed their blocks.
     await untilFreed(prefill(), 0);
     await waitSeconds(prefill(), 2);
     const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
@@ -164,13 +172,21 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     const [here, there] = [kind, other].map((each) => recordingFolder(each, tp, decode().tp));
     if (!existsSync(join(there ?? "", "manifest.json")))
       skip(`nothing was recorded of vLLM ${other.version} yet`);
-    const found = await diffRecordings(await openRecording(here ?? ""), await openRecording(there ?? ""));
+    const found = await diffRecordings(
+      await openRecording(here ?? ""),
+      await openRecording(there ?? ""),
+    );
     expect(found.filter((each) => each.kind === "result")).toEqual([]);
     const pairing = found.filter((each) => each.kind === "pairing").map(({ where }) => where);
-    const named = pairing.map((where) => where.replace(/ rank \d+/, "").replace(/^prompt \d+/, "a prompt"));
+    const named = pairing.map((where) =>
+      where.replace(/ rank \d+/, "").replace(/^prompt \d+/, "a prompt"),
+    );
     expect(new Set(named)).toEqual(
       new Set([
-        ...["prefill: vLLM", "decode: vLLM", "prefill: compatibility hash", "decode: compatibility hash"],
+        "prefill: vLLM",
+        "decode: vLLM",
+        "prefill: compatibility hash",
+        "decode: compatibility hash",
         // vLLM 0.31 and 0.32 do not have this field, and push does not send it.
         ...(kind.mode === "pull" ? ["a prompt: remote_registration_generation"] : []),
       ]),

@@ -18,7 +18,10 @@ const OUTPUT_TOKENS = 16;
 /** Longer than the tests, so that no lease expires: freed blocks were read by D or written by P. */
 const LEASE_SECONDS = 600;
 
-/** The tokens that Hugging Face transformers generates from the prompt: a reference that is neither vLLM nor ours. */
+/**
+ * The tokens that Hugging Face transformers generates from the prompt: a reference that is neither
+ * vLLM nor ours.
+ */
 const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.json"), "utf8")) as {
   prompt: number[];
   hf_greedy16: number[];
@@ -26,7 +29,9 @@ const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.j
 
 const firstBlocks = (params: TransferParams) => (params.remote_block_ids as number[][])[0] ?? [];
 
-/** A real vLLM decode worker continues from KV that our own engine computed with the same weights. */
+/**
+ * A real vLLM decode worker continues from KV that our own engine computed with the same weights.
+ */
 export function prefillSuite(server: () => VllmServer): void {
   let p: OurPrefill | undefined;
   beforeAll(() => untilRepacks(server()));
@@ -63,8 +68,14 @@ export function prefillSuite(server: () => VllmServer): void {
   const prefillThenDecode: typeof prefillThenDecodeOnce = (...args) =>
     retryAfterTimeout(() => prefillThenDecodeOnce(...args), handshakeTimedOut(server()));
 
-  /** Checks that every rank of D notified or registered, that D's tokens equal those of our engine, and that our blocks are freed. */
-  async function expectServed(ourTp: number, options: Partial<OurPrefillOptions> = {}): Promise<void> {
+  /**
+   * Checks that every rank of D notified or registered, that D's tokens equal those of our engine,
+   * and that our blocks are freed.
+   */
+  async function expectServed(
+    ourTp: number,
+    options: Partial<OurPrefillOptions> = {},
+  ): Promise<void> {
     const { kind, tp } = server();
     const { ours, params, made } = await prefillThenDecode({ tp: ourTp, ...options });
     expect(params).toMatchObject({
@@ -86,7 +97,8 @@ export function prefillSuite(server: () => VllmServer): void {
     expect(made).toEqual(await plain(ours.url, prompt(PROMPT_TOKENS), OUTPUT_TOKENS));
   }
 
-  test("our prompt is the reference prompt", () => expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
+  test("our prompt is the reference prompt", () =>
+    expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
 
   for (const ourTp of [1, 2]) {
     test(`our P with TP ${ourTp}: D generates our engine's tokens`, () => expectServed(ourTp));
@@ -112,7 +124,9 @@ export function prefillSuite(server: () => VllmServer): void {
     const proxy = createProxy({ prefillers: [ours.url], decoders: [decoder], mode: kind.mode });
     try {
       const { url } = await proxy.listen({ port: 0 });
-      const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) => promptVariant(length, n));
+      const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) =>
+        promptVariant(length, n),
+      );
       const made = await Promise.all(
         prompts.map((tokens) => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })),
       );
@@ -138,7 +152,9 @@ export function prefillSuite(server: () => VllmServer): void {
       const id = freshId();
       const params = await prefill(ours.url, tokens, { id });
       expect(await decode(url, tokens, OUTPUT_TOKENS, params, { id, salt })).toEqual(alone);
-      expect((await server().metric("vllm:prefix_cache_hits_total")) - hits).toBe(hitBlocks * TINY.blockSize);
+      expect((await server().metric("vllm:prefix_cache_hits_total")) - hits).toBe(
+        hitBlocks * TINY.blockSize,
+      );
       await until(() => ours.held() === 0, "the blocks are freed");
     }
   });
@@ -154,7 +170,8 @@ export function prefillSuite(server: () => VllmServer): void {
     const abort = new AbortController();
     const lost = decode(url, tokens, OUTPUT_TOKENS, before, { id, salt: id, signal: abort.signal });
     if (server().kind.mode === "push") {
-      // A push D of vLLM waits for its P, by default for eight minutes, so the test aborts the request.
+      // A push D of vLLM waits for its P, by default for eight minutes, so the test aborts the
+      // request.
       const next = await served(again);
       abort.abort();
       await expect(lost).rejects.toThrow();
@@ -199,7 +216,10 @@ export function prefillSuite(server: () => VllmServer): void {
     expect(await served(ours)).toEqual(reference.hf_greedy16);
   });
 
-  /** The tokens that the decode worker generates from our KV. Then our blocks are free, except those of an attempt whose handshake timed out. */
+  /**
+   * The tokens that the decode worker generates from our KV. Then our blocks are free, except those
+   * of an attempt whose handshake timed out.
+   */
   async function served(ours: OurPrefill): Promise<readonly number[]> {
     return retryAfterTimeout(async () => {
       const before = ours.held();
@@ -225,13 +245,15 @@ export function prefillSuite(server: () => VllmServer): void {
       // A vLLM D that reads takes only blocks that divide its own.
       if (!isPush && blockSize !== 16) return;
       if (!isPush && describedVersion(kind.version)?.mixesUpSmallerBlocks === true) {
-        // The tools refuse this pair. When these tokens are right, the flag of the version is out of date.
+        // The tools refuse this pair. When these tokens are right, the flag of the version is out
+        // of date.
         expect(await served(await open({ blockSize: 16 }))).not.toEqual(reference.hf_greedy16);
         return;
       }
       await expectServed(1, { blockSize, announcesPeerBlocks: isPush });
-      const { made } = await prefillThenDecode({ blockSize, announcesPeerBlocks: isPush }, (ours, params) =>
-        ours.damage(firstBlocks(params), PROMPT_TOKENS),
+      const { made } = await prefillThenDecode(
+        { blockSize, announcesPeerBlocks: isPush },
+        (ours, params) => ours.damage(firstBlocks(params), PROMPT_TOKENS),
       );
       expect(made).not.toEqual(reference.hf_greedy16);
     });
@@ -241,16 +263,23 @@ export function prefillSuite(server: () => VllmServer): void {
     const { kind, url, sideChannelPort } = server();
     if (kind.mode === "pull") return;
     const logged: string[] = [];
-    const note = (event: string, fields?: object) => void logged.push(`${event} ${JSON.stringify(fields)}`);
+    const note = (event: string, fields?: object) =>
+      void logged.push(`${event} ${JSON.stringify(fields)}`);
     const log = { debug() {}, info: note, warn: note, error: note };
     const ours = await open({ blockSize: 16, log });
     const id = freshId();
     const tokens = prompt(PROMPT_TOKENS);
     const params = await prefill(ours.url, tokens, { id });
     const abort = new AbortController();
-    const waits = decode(url, tokens, OUTPUT_TOKENS, params, { id, salt: id, signal: abort.signal });
+    const waits = decode(url, tokens, OUTPUT_TOKENS, params, {
+      id,
+      salt: id,
+      signal: abort.signal,
+    });
     await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
-    expect(logged.join("\n")).toMatch(/kernel blocks of 32 tokens and this one of 16, and announces 16/);
+    expect(logged.join("\n")).toMatch(
+      /kernel blocks of 32 tokens and this one of 16, and announces 16/,
+    );
     // Our side cannot report the refusal to vLLM. D's request waits until its client aborts it.
     abort.abort();
     await expect(waits).rejects.toThrow();
@@ -263,7 +292,10 @@ export function prefillSuite(server: () => VllmServer): void {
     });
     try {
       const { url: entry } = await proxy.listen({ port: 0 });
-      await until(() => proxy.status().decoders[0]?.pairing?.state === "unpaired", "the pair is checked");
+      await until(
+        () => proxy.status().decoders[0]?.pairing?.state === "unpaired",
+        "the pair is checked",
+      );
       expect(proxy.status().decoders[0]?.pairing?.differences).toEqual([
         { factor: "block_size", prefill: "16", decode: "32" },
       ]);
@@ -278,6 +310,8 @@ export function prefillSuite(server: () => VllmServer): void {
     } finally {
       await proxy.close();
     }
-    expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(reference.hf_greedy16);
+    expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(
+      reference.hf_greedy16,
+    );
   });
 }

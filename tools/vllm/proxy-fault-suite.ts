@@ -6,15 +6,29 @@ import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
 import { startToyProxy } from "./toy-proxy.js";
 import { until } from "./until.js";
 
-const long = { model: "tiny", prompt: words(200, 10), temperature: 0, max_tokens: 700, ignore_eos: true };
-/** Without health checks only the client's requests reach the servers, so a fault affects a request and not a health check. */
+const long = {
+  model: "tiny",
+  prompt: words(200, 10),
+  temperature: 0,
+  max_tokens: 700,
+  ignore_eos: true,
+};
+/**
+ * Without health checks only the client's requests reach the servers, so a fault affects a request
+ * and not a health check.
+ */
 const NO_HEALTH_CHECKS = { health: { intervalMs: 0 } } as const;
 
-/** Faults: an unreachable D, a D that breaks the connection, clients that abort, a request timeout. P must hold no blocks afterwards. */
+/**
+ * Faults: an unreachable D, a D that breaks the connection, clients that abort, a request timeout.
+ * P must hold no blocks afterwards.
+ */
 export function proxyFaultSuite(pair: ProxyPair): void {
   test("D is unreachable: kv-proxy sends the decode request to the other D, without another prefill", async () => {
     const [dead = 0] = await freePorts(1);
-    const { url, proxy } = await pair.proxied({ decoders: [`http://127.0.0.1:${dead}`, pair.d.url] });
+    const { url, proxy } = await pair.proxied({
+      decoders: [`http://127.0.0.1:${dead}`, pair.d.url],
+    });
     const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
     const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
     expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
@@ -34,7 +48,10 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     async (_, more) => {
       const cut = await startHttpTap(pair.d.url, afterHead);
       pair.closing(cut);
-      const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...NO_HEALTH_CHECKS });
+      const { url, proxy } = await pair.proxied({
+        decoders: [cut.url, pair.d.url],
+        ...NO_HEALTH_CHECKS,
+      });
       const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
       const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
       expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
@@ -53,7 +70,10 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
     const cut = await startHttpTap(pair.d.url, afterTwoEvents);
     pair.closing(cut);
-    const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...NO_HEALTH_CHECKS });
+    const { url, proxy } = await pair.proxied({
+      decoders: [cut.url, pair.d.url],
+      ...NO_HEALTH_CHECKS,
+    });
     const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
     const right = await read(ask(`${pair.d.url}/v1/completions`, body));
     const ours = await read(ask(`${url}/v1/completions`, body));
@@ -90,9 +110,16 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-export async function abortWhileDecoding(pair: ProxyPair, { url }: Pick<OpenProxy, "url">): Promise<void> {
+export async function abortWhileDecoding(
+  pair: ProxyPair,
+  { url }: Pick<OpenProxy, "url">,
+): Promise<void> {
   const client = new AbortController();
-  const answer = await ask(`${url}/v1/completions`, { ...long, stream: true }, { signal: client.signal });
+  const answer = await ask(
+    `${url}/v1/completions`,
+    { ...long, stream: true },
+    { signal: client.signal },
+  );
   await answer.body?.getReader().read();
   client.abort();
   await pair.idle(pair.d);
@@ -139,7 +166,8 @@ async function read(asked: Promise<Response>): Promise<{ text: string; isBroken:
   const decoder = new TextDecoder();
   let text = "";
   try {
-    for await (const chunk of (await asked).body ?? []) text += decoder.decode(chunk, { stream: true });
+    for await (const chunk of (await asked).body ?? [])
+      text += decoder.decode(chunk, { stream: true });
     return { text, isBroken: false };
   } catch {
     return { text, isBroken: true };
@@ -147,5 +175,7 @@ async function read(asked: Promise<Response>): Promise<{ text: string; isBroken:
 }
 
 function textOf(stream: string): string {
-  return Array.from(stream.matchAll(/"text":"((?:[^"\\]|\\.)*)"/g), ([, text = ""]) => text).join("");
+  return Array.from(stream.matchAll(/"text":"((?:[^"\\]|\\.)*)"/g), ([, text = ""]) => text).join(
+    "",
+  );
 }

@@ -14,15 +14,26 @@ import { until } from "./until.js";
 export interface ProxyPair {
   readonly p: VllmServer;
   readonly d: VllmServer;
-  /** Opens a proxy for one test and closes it after the test. By default its servers are this P and this D. */
+  /**
+   * Opens a proxy for one test and closes it after the test. By default its servers are this P and
+   * this D.
+   */
   proxied(more?: Partial<ProxyOptions>): Promise<OpenProxy>;
-  /** Registers something to close after the test. Things are closed in the order of registration. */
+  /**
+   * Registers something to close after the test. Things are closed in the order of registration.
+   */
   closing(what: { close(): Promise<void> }): void;
   /** The share of P's blocks that is in use. */
   held(): Promise<number>;
-  /** Waits until P has freed its blocks, at most half a lease, so that only a notification can have freed them. */
+  /**
+   * Waits until P has freed its blocks, at most half a lease, so that only a notification can have
+   * freed them.
+   */
   freed(): Promise<void>;
-  /** Waits until P holds no blocks, also by the end of a lease, so that the next test does not see blocks of this one. */
+  /**
+   * Waits until P holds no blocks, also by the end of a lease, so that the next test does not see
+   * blocks of this one.
+   */
   leaseEnded(): Promise<void>;
   idle(server: VllmServer): Promise<void>;
   /** Starts a further server with the options of P and D, and stops it after the suite. */
@@ -35,12 +46,25 @@ export interface ProxyPair {
 const LEASE_SECONDS = 45;
 /** Enough for the blocks that toy proxies leave at P in half a minute. */
 const BLOCKS = 400;
-/** The prompt contains the tools and the request's own template arguments, so that a server that did not get them gives another answer. */
+/**
+ * The prompt contains the tools and the request's own template arguments, so that a server that did
+ * not get them gives another answer.
+ */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
-/** The text of calls of the tools `f` and `g` of `boundary-cases.ts`, as tokens. They replace the last words of the vocabulary, which no prompt uses. */
+/**
+ * The text of calls of the tools `f` and `g` of `boundary-cases.ts`, as tokens. They replace the
+ * last words of the vocabulary, which no prompt uses.
+ */
 const CALL_WORDS = [
-  ...['[{"name":"f","parameters":', '[{"name":"g","parameters":', '{"a":', '"x"', '"y"', '"z"', "}", "}]"],
+  '[{"name":"f","parameters":',
+  '[{"name":"g","parameters":',
+  '{"a":',
+  '"x"',
+  '"y"',
+  '"z"',
+  "}",
+  "}]",
   "]",
 ];
 const FIRST_CALL_WORD = 1014;
@@ -48,11 +72,16 @@ const FIRST_CALL_WORD = 1014;
 export interface PairOptions {
   /** Keys of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Each word of a text is one token, so that an answer has the same tokens in the next prompt. Else `t277` is the special token `t2` and something unknown. */
+  /**
+   * Each word of a text is one token, so that an answer has the same tokens in the next prompt.
+   * Else `t277` is the special token `t2` and something unknown.
+   */
   readonly hasWholeWords?: boolean;
 }
 
-/** Starts both servers, with `more` arguments, before the tests of a suite and stops them after it. */
+/**
+ * Starts both servers, with `more` arguments, before the tests of a suite and stops them after it.
+ */
 export function proxyPair(
   kind: PeerKind,
   base: Partial<ProxyOptions> = {},
@@ -71,15 +100,22 @@ export function proxyPair(
   const used = () => started("p").metric("vllm:kv_cache_usage_perc");
   async function start(role: string, options: Partial<VllmOptions> = {}): Promise<VllmServer> {
     const server = await startVllm({
-      ...{ kind, name: `proxy-${kind.mode}-${kind.version}-${role}`, blocks: BLOCKS, extra },
-      ...{ leaseSeconds: LEASE_SECONDS, ...options },
+      kind,
+      name: `proxy-${kind.mode}-${kind.version}-${role}`,
+      blocks: BLOCKS,
+      extra,
+      leaseSeconds: LEASE_SECONDS,
+      ...options,
       args: [...argumentsOf(folder, hasWholeWords), ...more, ...(options.args ?? [])],
     });
     servers.set(role, server);
     return server;
   }
 
-  /** Waits until P holds nothing. P handles notifications and leases only when it computes something, so each check sends it a small request. */
+  /**
+   * Waits until P holds nothing. P handles notifications and leases only when it computes
+   * something, so each check sends it a small request.
+   */
   function holdsNothing(what: string, timeoutMs: number): Promise<void> {
     const holds = async () => {
       await plain(started("p").url, [20, 30], 1);
@@ -96,7 +132,12 @@ export function proxyPair(
       return started("d");
     },
     async proxied(more = {}) {
-      const opened = await openProxy({ prefillers: [pair.p.url], decoders: [pair.d.url], ...base, ...more });
+      const opened = await openProxy({
+        prefillers: [pair.p.url],
+        decoders: [pair.d.url],
+        ...base,
+        ...more,
+      });
       pair.closing(opened);
       return opened;
     },
@@ -105,7 +146,10 @@ export function proxyPair(
     freed: () => holdsNothing("P has freed its blocks", (LEASE_SECONDS * 1000) / 2),
     leaseEnded: () => holdsNothing("the lease has ended", 4 * LEASE_SECONDS * 1000),
     idle: (server) =>
-      until(async () => (await server.metric("vllm:num_requests_running")) === 0, `${server.name} is idle`),
+      until(
+        async () => (await server.metric("vllm:num_requests_running")) === 0,
+        `${server.name} is idle`,
+      ),
     start,
     async restart(role, options) {
       const { port, sideChannelPort, stop } = started(role);
@@ -120,7 +164,8 @@ export function proxyPair(
     unused = await used();
     const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...base });
     const timeouts = [p, d].map(handshakeTimedOut);
-    // The pair's first handshake. On a busy machine it may take longer than the five seconds that vLLM allows.
+    // The pair's first handshake. On a busy machine it may take longer than the five seconds that
+    // vLLM allows.
     await retryAfterTimeout(
       async () => {
         const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
@@ -154,12 +199,19 @@ export function ask(url: string, body: unknown, init: RequestInit = {}): Promise
   return fetch(url, {
     method: "POST",
     ...init,
-    headers: { "content-type": "application/json", ...ONE_USE, ...(init.headers as Record<string, string>) },
+    headers: {
+      "content-type": "application/json",
+      ...ONE_USE,
+      ...(init.headers as Record<string, string>),
+    },
     body: JSON.stringify(body),
   });
 }
 
-/** Arguments of servers whose tokenizer has the words of calls, and whose template shows tools. Its files are written into `folder`. */
+/**
+ * Arguments of servers whose tokenizer has the words of calls, and whose template shows tools. Its
+ * files are written into `folder`.
+ */
 export function argumentsOf(folder: string, hasWholeWords = false): string[] {
   const template = join(folder, "template.jinja");
   writeFileSync(template, TEMPLATE);
@@ -175,10 +227,16 @@ export function argumentsOf(folder: string, hasWholeWords = false): string[] {
   for (const name of ["tokenizer_config.json", "config.json"])
     writeFileSync(join(folder, name), readFileSync(join(model, name)));
   return [
-    ...["--chat-template", template, "--tokenizer", folder],
+    "--chat-template",
+    template,
+    "--tokenizer",
+    folder,
     // This parser accepts calls in the plain JSON that guided decoding generates.
-    ...["--enable-auto-tool-choice", "--tool-call-parser", "xlam"],
-    ...["--enable-request-id-headers", "--enable-prompt-tokens-details"],
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "xlam",
+    "--enable-request-id-headers",
+    "--enable-prompt-tokens-details",
   ];
 }
 

@@ -6,7 +6,10 @@ import { ask, type ProxyPair } from "./proxy-pair.js";
 
 const NAMES = ["one prompt", "several prompts", "a stream of several prompts", "a chat with n 2"];
 
-/** A few cases that show that the proxy also works with another connector or vLLM version. The other cases use the same code. */
+/**
+ * A few cases that show that the proxy also works with another connector or vLLM version. The other
+ * cases use the same code.
+ */
 export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): void {
   describe(`--mode ${mode}`, () => {
     test.each(BOUNDARY_CASES.filter(({ name }) => NAMES.includes(name)))(
@@ -14,7 +17,8 @@ export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): vo
       async ({ path, body }) => {
         const { url, proxy } = await pair.proxied({ mode });
         const right = await comparable(await ask(pair.d.url + path, salted(body)));
-        // From the first answer the proxy learns the address and the connector of P's engine. Later it sends both legs of a push at once.
+        // From the first answer the proxy learns the address and the connector of P's engine. Later
+        // it sends both legs of a push at once.
         for (const _ of ["first", "second"])
           expect(await comparable(await ask(url + path, salted(body)))).toEqual(right);
         expect(proxy.status().prefillers[0]?.failures).toBe(0);
@@ -22,7 +26,10 @@ export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): vo
       },
     );
 
-    /** Opens a proxy that has received an answer of P, so that it knows the address and the connector of P's engine. */
+    /**
+     * Opens a proxy that has received an answer of P, so that it knows the address and the
+     * connector of P's engine.
+     */
     async function openWarmedUp() {
       const opened = await pair.proxied({ mode });
       const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };

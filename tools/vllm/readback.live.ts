@@ -8,7 +8,8 @@ import { ask, proxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
-// kv-proxy --readback in front of plain vLLM 0.33 (issue 48): what P computes, by its own metrics; each hazard of a reference; what D holds at the end.
+// kv-proxy --readback in front of plain vLLM 0.33 (issue 48): what P computes, by its own metrics;
+// each hazard of a reference; what D holds at the end.
 
 const BLOCK_TOKENS = 32;
 /** D frees what nobody has it free after this. Whatever is free earlier was notified. */
@@ -98,7 +99,8 @@ describe("0.33: kv-proxy --readback", () => {
   ];
 
   beforeAll(async () => {
-    // The first handshake of a P with a D. On a busy machine it may take longer than the five seconds that vLLM allows.
+    // The first handshake of a P with a D. On a busy machine it may take longer than the five
+    // seconds that vLLM allows.
     const { url, last, close } = await reading();
     for (let attempt = 1; last() !== "used" && attempt <= 4; attempt += 1) {
       const [salt, prompt] = [freshId(), promptVariant(100, attempt)];
@@ -159,7 +161,14 @@ describe("0.33: kv-proxy --readback", () => {
       const messages = [{ role: "system", content: wordsOf(promptVariant(90, 7)) }];
       for (let count = 1; count <= 4; count += 1) {
         messages.push({ role: "user", content: wordsOf(promptVariant(20 + count, 60 + count)) });
-        const body = { model: "tiny", messages, max_tokens: 24, temperature: 0, ...NO_SPECIAL, ...more };
+        const body = {
+          model: "tiny",
+          messages,
+          max_tokens: 24,
+          temperature: 0,
+          ...NO_SPECIAL,
+          ...more,
+        };
         const content = await chat(url, { ...body, cache_salt: salt });
         expect(content).toBe(await chat(pair.d.url, { ...body, cache_salt: freshId() }));
         messages.push({ role: "assistant", content });
@@ -171,8 +180,16 @@ describe("0.33: kv-proxy --readback", () => {
   const next = promptVariant(20, 77);
   test.each<[string, string, (ended: Turn) => Ids]>([
     ["the same prompt again", "no-match", ({ prompt }) => prompt],
-    ["a begin of what D holds", "no-match", ({ prompt, output }) => [...prompt, ...output.slice(0, 5)]],
-    ["exactly what D holds", "no-match", ({ prompt, output }) => [...prompt, ...output.slice(0, -1)]],
+    [
+      "a begin of what D holds",
+      "no-match",
+      ({ prompt, output }) => [...prompt, ...output.slice(0, 5)],
+    ],
+    [
+      "exactly what D holds",
+      "no-match",
+      ({ prompt, output }) => [...prompt, ...output.slice(0, -1)],
+    ],
     [
       "all that D holds and another last token",
       "used",
@@ -183,7 +200,11 @@ describe("0.33: kv-proxy --readback", () => {
       "no-match",
       ({ prompt, output }) => [...prompt, ...output.slice(0, -5), ...next],
     ],
-    ["one token changed", "no-match", ({ prompt, output }) => [...prompt.with(60, 20), ...output, ...next]],
+    [
+      "one token changed",
+      "no-match",
+      ({ prompt, output }) => [...prompt.with(60, 20), ...output, ...next],
+    ],
     [
       "the first token changed",
       "no-match",
@@ -210,7 +231,10 @@ describe("0.33: kv-proxy --readback", () => {
     const branches = [1, 2, 3, 4].map((added) => after(ended, 20 * added));
     await Promise.all(branches.slice(0, 3).map((prompt) => turn(url, prompt, ended.salt, 8)));
     await turn(url, branches[3] ?? [], ended.salt, 8);
-    expect(records.map(({ readback }) => readback).sort()).toEqual([...Array(4).fill("no-match"), "used"]);
+    expect(records.map(({ readback }) => readback).sort()).toEqual([
+      ...Array(4).fill("no-match"),
+      "used",
+    ]);
   });
 
   test.each<[string, string, object]>([
@@ -226,7 +250,11 @@ describe("0.33: kv-proxy --readback", () => {
     ["prompt_logprobs", "/v1/completions", { prompt_logprobs: 1 }],
     ["a short answer of a short prompt", "/v1/completions", { prompt: promptVariant(20, 23) }],
     ["the Responses API", "/v1/responses", { input: wordsOf(promptVariant(80, 24)) }],
-    ["the Responses API, a stream", "/v1/responses", { input: wordsOf(promptVariant(80, 25)), stream: true }],
+    [
+      "the Responses API, a stream",
+      "/v1/responses",
+      { input: wordsOf(promptVariant(80, 25)), stream: true },
+    ],
     [
       "the Messages API",
       "/v1/messages",
@@ -236,7 +264,9 @@ describe("0.33: kv-proxy --readback", () => {
     const { url, close } = await reading();
     const common = { model: "tiny", cache_salt: freshId(), temperature: 0 };
     const own =
-      path === "/v1/responses" ? { max_output_tokens: 8 } : { prompt: promptVariant(100, 20), max_tokens: 8 };
+      path === "/v1/responses"
+        ? { max_output_tokens: 8 }
+        : { prompt: promptVariant(100, 20), max_tokens: 8 };
     const answer = await ask(`${url}${path}`, { ...common, ...own, ...more });
     const text = await answer.text();
     expect(answer.status, text).toBe(200);
@@ -262,12 +292,15 @@ describe("0.33: kv-proxy --readback", () => {
     const { url, close } = await reading();
     const body = (prompt: Ids, salt: string) => ({
       ...completionBody(prompt, 60),
-      ...{ stream: true, cache_salt: salt },
+      stream: true,
+      cache_salt: salt,
     });
     for (const [at, leavesAfterMs] of [5, 40, 80, 160, 320, 640].entries()) {
       const ended = await turn(url, promptVariant(400, 40 + at), freshId(), 8);
       const client = new AbortController();
-      const asked = ask(`${url}/v1/completions`, body(after(ended), ended.salt), { signal: client.signal });
+      const asked = ask(`${url}/v1/completions`, body(after(ended), ended.salt), {
+        signal: client.signal,
+      });
       const read = asked.then((answer) => answer.text()).catch(() => {});
       await new Promise((resolve) => setTimeout(resolve, leavesAfterMs));
       client.abort();
@@ -391,5 +424,7 @@ const eventsOf = (text: string) =>
 async function promptTokens({ url }: VllmServer): Promise<ReadonlyMap<string, number>> {
   const text = await (await fetch(`${url}/metrics`)).text();
   const sample = /^vllm:prompt_tokens_by_source_total\{[^}]*source="(\w+)"[^}]*\} (\S+)/gm;
-  return new Map([...text.matchAll(sample)].map(([, source = "", count]) => [source, Number(count)]));
+  return new Map(
+    [...text.matchAll(sample)].map(([, source = "", count]) => [source, Number(count)]),
+  );
 }

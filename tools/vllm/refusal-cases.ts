@@ -9,7 +9,10 @@ type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
   readonly remote?: Partial<CheckedSide>;
 };
 
-/** A pair that vLLM takes, with changes. The lengths of blocks follow from heads, TP sizes and tokens where they are not given. */
+/**
+ * A pair that vLLM takes, with changes. The lengths of blocks follow from heads, TP sizes and
+ * tokens where they are not given.
+ */
 function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
   const facts = {
     numKvHeads: HEADS,
@@ -28,7 +31,8 @@ function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
     const { tpSize = 1, blockSize = 16 } = given;
     const heads = facts.isMla ? 1 : Math.max(1, Math.floor(facts.numKvHeads / tpSize));
     const bytes = (count: number) => (HEAD_BYTES * count * blockSize) / 16;
-    const last = facts.draftKvHeads === null ? heads : Math.max(1, Math.floor(facts.draftKvHeads / tpSize));
+    const last =
+      facts.draftKvHeads === null ? heads : Math.max(1, Math.floor(facts.draftKvHeads / tpSize));
     const blockLengthsBytes = [bytes(heads), bytes(last)];
     return {
       tpSize,
@@ -51,8 +55,19 @@ function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
 /** Pairs that each break one rule, and pairs that just keep it. */
 const CHANGES: readonly Change[] = [
   {},
-  { local: { dcpSize: 2, tpSize: 6 }, remote: { dcpSize: 3, tpSize: 6 }, isMla: true, numKvHeads: 1 },
-  { local: { dcpSize: 2, tpSize: 2 }, remote: { tpSize: 2 }, isMla: true, numKvHeads: 1, hasStates: true },
+  {
+    local: { dcpSize: 2, tpSize: 6 },
+    remote: { dcpSize: 3, tpSize: 6 },
+    isMla: true,
+    numKvHeads: 1,
+  },
+  {
+    local: { dcpSize: 2, tpSize: 2 },
+    remote: { tpSize: 2 },
+    isMla: true,
+    numKvHeads: 1,
+    hasStates: true,
+  },
   { local: { tpSize: 2 }, remote: { tpSize: 3 }, numKvHeads: 6 },
   { local: { tpSize: 3 }, remote: { tpSize: 2 }, numKvHeads: 6 },
   { local: { blockSize: 16 }, remote: { blockSize: 32 } },
@@ -107,14 +122,24 @@ const CHANGES: readonly Change[] = [
   { local: { layout: "LBNHC", tpSize: 2 }, remote: { layout: "LBNHC", tpSize: 2 } },
   { local: { layout: "LBNHC", tpSize: 16 }, remote: { layout: "LBNHC", tpSize: 8 }, numKvHeads: 4 },
   { local: { attentionBackend: "CPU_ATTN" }, remote: { attentionBackend: "PLAIN" } },
-  { local: { attentionBackend: "CPU_ATTN" }, remote: { attentionBackend: "PLAIN" }, needsHma: true },
+  {
+    local: { attentionBackend: "CPU_ATTN" },
+    remote: { attentionBackend: "PLAIN" },
+    needsHma: true,
+  },
   { remote: { attentionBackend: "CPU_ATTN" }, needsHma: true },
   ...["nvfp4", "nvfp4_4over6", "fp8"].flatMap((cacheDtype): Change[] => [
     { cacheDtype, local: { tpSize: 2 } },
     { cacheDtype },
     { cacheDtype, local: { tpSize: 8 }, remote: { tpSize: 4 }, numKvHeads: 4 },
   ]),
-  { remote: { blockLengthsBytes: [4096, 4096, 4096], regionNames: undefined, regionGroupIds: [0, 0, 0] } },
+  {
+    remote: {
+      blockLengthsBytes: [4096, 4096, 4096],
+      regionNames: undefined,
+      regionGroupIds: [0, 0, 0],
+    },
+  },
   { remote: { blockLengthsBytes: [1000, 1000] } },
   { local: { tpSize: 2 }, remote: { blockLengthsBytes: [4096, 4000] } },
   { remote: { tpSize: 2, blockLengthsBytes: [2000, 2000] } },
@@ -158,7 +183,10 @@ const blocks = (
   numTokens: number | null,
 ) => ({ request: { decodeBlocks, prefillBlocks, numTokens } });
 
-/** Pairs and requests that break a rule outside of the handshake's validation, and some that just keep it. */
+/**
+ * Pairs and requests that break a rule outside of the handshake's validation, and some that just
+ * keep it.
+ */
 const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
@@ -183,14 +211,23 @@ const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: oneLayer, remote: { ...oneRow, regionNames: undefined } },
   { local: { engineId: "same" }, remote: { engineId: "same" } },
   { hasStates: true, local: { blockSize: 32 }, remote: { tpSize: 2 } },
-  { hasStates: true, ...MLA, local: { blockSize: 32 }, remote: { tpSize: 2, blockLengthsBytes: [512, 512] } },
+  {
+    hasStates: true,
+    ...MLA,
+    local: { blockSize: 32 },
+    remote: { tpSize: 2, blockLengthsBytes: [512, 512] },
+  },
   { hasStates: true, ...MLA, local: { blockSize: 48 }, remote: { blockSize: 32 } },
   { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 256 } },
   { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 128 } },
   { remote: { memoryTypes: ["DRAM", "VRAM"] } },
   {
     ...MLA,
-    remote: { blockLengthsBytes: [512, 512, 512], regionNames: undefined, regionGroupIds: [0, 0, 0] },
+    remote: {
+      blockLengthsBytes: [512, 512, 512],
+      regionNames: undefined,
+      regionGroupIds: [0, 0, 0],
+    },
   },
   { local: otherGroups },
   { ...MLA, local: otherGroups },
@@ -215,8 +252,13 @@ const MORE_CHANGES: readonly Change[] = [
   { isCsaLinear: true, numKvHeads: 4, local: { tpSize: 2 }, remote: { tpSize: 4 } },
   { isCsaLinear: true, numKvHeads: 8, local: { tpSize: 2 }, remote: { tpSize: 4 } },
   {
-    ...{ hasStates: true, isPush: true },
-    remote: { blockLengthsBytes: [4096, 4096, 4096], regionNames: undefined, regionGroupIds: [0, 0, 0] },
+    hasStates: true,
+    isPush: true,
+    remote: {
+      blockLengthsBytes: [4096, 4096, 4096],
+      regionNames: undefined,
+      regionGroupIds: [0, 0, 0],
+    },
   },
 ];
 

@@ -3,12 +3,16 @@ import { type CheckedPair, refusalOf, VLLM_REFUSALS } from "@kv/plan/vllm";
 import { describe, expect, test } from "vitest";
 import { refusalCases } from "./refusal-cases.js";
 
-/** Per version, vLLM's answer to each of `refusalCases()`: null, or the message of its refusal. `refusals.ts` made it with vLLM's own code. */
+/**
+ * Per version, vLLM's answer to each of `refusalCases()`: null, or the message of its refusal.
+ * `refusals.ts` made it with vLLM's own code.
+ */
 const recorded = JSON.parse(
   readFileSync(new URL("fixtures/refusals.json", import.meta.url), "utf8"),
 ) as Readonly<Record<string, readonly (string | null)[]>>;
 const cases = refusalCases();
-const brief = ({ local, remote, ...facts }: CheckedPair) => JSON.stringify({ local, remote, ...facts });
+const brief = ({ local, remote, ...facts }: CheckedPair) =>
+  JSON.stringify({ local, remote, ...facts });
 
 describe.each(Object.keys(recorded))("field.md P2: vLLM %s", (version) => {
   const answers = recorded[version] ?? [];
@@ -20,7 +24,8 @@ describe.each(Object.keys(recorded))("field.md P2: vLLM %s", (version) => {
     const wrong = cases.flatMap((pair, at) => {
       const says = answers[at];
       const ours = refusalOf(pair, version);
-      const agrees = says === null ? ours === undefined : ours !== undefined && says?.includes(ours.says);
+      const agrees =
+        says === null ? ours === undefined : ours !== undefined && says?.includes(ours.says);
       return agrees ? [] : [`${brief(pair)}: vLLM ${JSON.stringify(says)}, the table ${ours?.id}`];
     });
     expect(wrong).toEqual([]);

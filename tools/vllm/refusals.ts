@@ -6,7 +6,8 @@ import { fileURLToPath } from "node:url";
 import { refusalCases } from "./refusal-cases.js";
 
 /**
- * Asks vLLM 0.31, 0.32 and 0.33 which pairs they refuse, and records it: `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`; takes a minute for each.
+ * Asks vLLM 0.31, 0.32 and 0.33 which pairs they refuse, and records it:
+ * `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`; takes a minute for each.
  * `refusals.test.ts` compares the recording with the table of @kv/plan/vllm.
  */
 const peer = process.env["KV_PEER_DIR"] ?? join(homedir(), ".cache/kv-peer");
@@ -20,12 +21,21 @@ const TREES = {
 const cases = refusalCases();
 const input = cases.map((pair) => JSON.stringify(pair)).join("\n");
 const answers = Object.entries(TREES).map(([version, tree]) => {
-  const { status, stdout, stderr } = spawnSync(`${peer}/vv/bin/python`, [join(here, "refusals.py")], {
-    input,
-    encoding: "utf8",
-    maxBuffer: 64 << 20,
-    env: { ...process.env, PYTHONPATH: tree, VLLM_TARGET_DEVICE: "cpu", VLLM_NO_USAGE_STATS: "1" },
-  });
+  const { status, stdout, stderr } = spawnSync(
+    `${peer}/vv/bin/python`,
+    [join(here, "refusals.py")],
+    {
+      input,
+      encoding: "utf8",
+      maxBuffer: 64 << 20,
+      env: {
+        ...process.env,
+        PYTHONPATH: tree,
+        VLLM_TARGET_DEVICE: "cpu",
+        VLLM_NO_USAGE_STATS: "1",
+      },
+    },
+  );
   if (status !== 0) throw new Error(`vLLM ${version}: ${stderr.slice(-2000)}`);
   const lines = stdout.split("\n").filter((line) => line === "null" || line.startsWith('"'));
   if (lines.length !== cases.length)

@@ -13,10 +13,12 @@ const WITHIN_MS = 120_000;
 /**
  * Waits until each worker of a push D repacks KV from another attention backend, as ours is.
  *
- * A vLLM worker on the CPU learns that it must repack in a handshake that loads P's memory descriptors. In push only a heartbeat starts such a handshake; the
- * handshake before a registration loads what a notification needs (`notif_agents_only` in `nixl/push_worker.py`, vLLM 0.31 to 0.33). When the
- * registration comes first, the worker takes our blocks as they are, and D generates other tokens. A heartbeat is due a sixth of a lease after the
- * last one, so each try waits that long.
+ * A vLLM worker on the CPU learns that it must repack in a handshake that loads P's memory
+ * descriptors. In push only a heartbeat starts such a handshake; the handshake before a
+ * registration loads what a notification needs (`notif_agents_only` in `nixl/push_worker.py`, vLLM
+ * 0.31 to 0.33). When the registration comes first, the worker takes our blocks as they are, and D
+ * generates other tokens. A heartbeat is due a sixth of a lease after the last one, so each try
+ * waits that long.
  */
 export async function untilRepacks(server: VllmServer): Promise<void> {
   const { kind, leaseSeconds, tp, url } = server;

@@ -16,7 +16,10 @@ const OUR_LEASE_SECONDS = 5;
 /** With push, a P that is gone sends nothing, so our D waits for this timeout. */
 const REQUEST_TIMEOUT_SECONDS = 10;
 
-/** A vLLM server that is paired with our P and our D stops, and another process starts at the same address. */
+/**
+ * A vLLM server that is paired with our P and our D stops, and another process starts at the same
+ * address.
+ */
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;
@@ -35,7 +38,10 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     p = ours;
     const kept = async () => {
       const { params, before } = await prefillAndHold(server(), TOKENS, { id: freshId() });
-      return { asked: requestOf(otherLegId(params.remote_request_id), TOKENS.length, params), before };
+      return {
+        asked: requestOf(otherLegId(params.remote_request_id), TOKENS.length, params),
+        before,
+      };
     };
     async function received(): Promise<void> {
       const { asked, before } = await kept();
@@ -51,7 +57,8 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
         return decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
       }, handshakeTimedOut(server()));
     const alone = await plain(ours.url, TOKENS, OUTPUT_TOKENS);
-    const missed = (error: unknown) => (error as { code?: string }).code === "KV_SIDE_CHANNEL_TIMEOUT";
+    const missed = (error: unknown) =>
+      (error as { code?: string }).code === "KV_SIDE_CHANNEL_TIMEOUT";
     await retryAfterTimeout(received, missed);
     expect(await served()).toEqual(alone);
 

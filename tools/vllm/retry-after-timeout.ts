@@ -1,8 +1,8 @@
 const ATTEMPTS = 3;
 
 /**
- * Runs `work`, and retries it after a handshake timeout, but after no other error. On two busy cores a process may not run for the five seconds
- * that vLLM allows for a handshake.
+ * Runs `work`, and retries it after a handshake timeout, but after no other error. On two busy
+ * cores a process may not run for the five seconds that vLLM allows for a handshake.
  */
 export async function retryAfterTimeout<T>(
   work: () => Promise<T>,
@@ -18,7 +18,10 @@ export async function retryAfterTimeout<T>(
   }
 }
 
-/** Returns a function that returns true when a handshake of this vLLM server has timed out since the last call. */
+/**
+ * Returns a function that returns true when a handshake of this vLLM server has timed out since the
+ * last call.
+ */
 export function handshakeTimedOut(server: { log(): string }): () => boolean {
   let readLength = server.log().length;
   return () => {

@@ -62,7 +62,10 @@ const SHOWN_LINES = 60;
 
 const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-/** Starts a server, waits until it is healthy, and sends it one completion, so that its first computation is not part of its first handshake. */
+/**
+ * Starts a server, waits until it is healthy, and sends it one completion, so that its first
+ * computation is not part of its first handshake.
+ */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const {
     kind,
@@ -80,12 +83,14 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const connector = CONNECTOR_NAMES[kind.mode];
   const config = JSON.stringify({
     kv_lease_duration: leaseSeconds,
-    // A push D that waits for a P that is gone runs empty engine steps without pause, by default for eight minutes. This slows the next tests.
+    // A push D that waits for a P that is gone runs empty engine steps without pause, by default
+    // for eight minutes. This slows the next tests.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
     ...extra,
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
-  // The guard ends the server's process group when its standard input closes: because of `stop`, or because this process is gone.
+  // The guard ends the server's process group when its standard input closes: because of `stop`, or
+  // because this process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],

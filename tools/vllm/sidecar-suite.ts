@@ -3,7 +3,14 @@ import { createServer as createTcpServer } from "node:net";
 import type { ProxyOptions } from "@kv/proxy";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
-import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import {
+  BOUNDARY_CASES,
+  type BoundaryCase,
+  comparable,
+  REFUSALS,
+  salted,
+  words,
+} from "./boundary-cases.js";
 import { connectorMembersSuite } from "./connector-members-suite.js";
 import { abortWhileDecoding, abortWhilePrefilling } from "./proxy-fault-suite.js";
 import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
@@ -15,8 +22,8 @@ const HEADER = "x-prefiller-host-port";
 export type SidecarFront = Pick<OpenProxy, "url" | "proxy">;
 
 /**
- * The cases of `boundarySuite`, refusals, and clients that leave, through a sidecar beside D that is behind something that names P in the header. `open` is called in
- * each test.
+ * The cases of `boundarySuite`, refusals, and clients that leave, through a sidecar beside D that
+ * is behind something that names P in the header. `open` is called in each test.
  */
 export function throughSidecarSuite(
   pair: ProxyPair,
@@ -53,7 +60,8 @@ export function throughSidecarSuite(
       const { url } = await openWarmedUp();
       const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
       expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
-      // Where D alone refuses, a vLLM P that pushes has no notification that says so, and keeps the blocks for a lease.
+      // Where D alone refuses, a vLLM P that pushes has no notification that says so, and keeps the
+      // blocks for a lease.
       await (mode === "push" ? pair.leaseEnded() : pair.freed());
     },
   );
@@ -69,7 +77,10 @@ export function throughSidecarSuite(
   });
 }
 
-/** The same through `kv-proxy --sidecar` behind a relay that names P in the header as a picker does, and what only a sidecar does. */
+/**
+ * The same through `kv-proxy --sidecar` behind a relay that names P in the header as a picker does,
+ * and what only a sidecar does.
+ */
 export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
   const behind = behindSidecar(pair, mode);
   throughSidecarSuite(pair, mode, () => behind.proxied());
@@ -100,13 +111,17 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
     expect((await named("10.255.255.1:8000")).status).toBe(403);
     const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
     // Nothing listens on port 1.
-    expect(await comparable(await named(`127.0.0.1:1, ${new URL(pair.p.url).host}`))).toEqual(right);
+    expect(await comparable(await named(`127.0.0.1:1, ${new URL(pair.p.url).host}`))).toEqual(
+      right,
+    );
     await pair.freed();
   });
 
   test("D's metrics pass", async () => {
     const { sidecarUrl } = await behind.proxied();
-    expect(await (await fetch(`${sidecarUrl}/metrics`)).text()).toContain("vllm:num_requests_running");
+    expect(await (await fetch(`${sidecarUrl}/metrics`)).text()).toContain(
+      "vllm:num_requests_running",
+    );
   });
 
   test("client leaves between the legs: P holds no blocks", async () => {
@@ -120,7 +135,8 @@ export async function leaveBetweenTheLegs(
   mode: "pull" | "push",
   open: (sidecar: NonNullable<ProxyOptions["sidecar"]>) => Promise<SidecarFront>,
 ): Promise<void> {
-  // The engine that this side channel names is not the one that answers, so the sidecar reads it again between the legs.
+  // The engine that this side channel names is not the one that answers, so the sidecar reads it
+  // again between the legs.
   const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
   const { url, proxy } = await open({ allow: ["127.0.0.0/8"], kv: { port: side.port } });
   const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };

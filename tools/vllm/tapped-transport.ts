@@ -17,7 +17,9 @@ export function tapTransport(transport: Transport): TappedTransport {
   const memories: Memory[] = [];
   const waiting = new Set<() => void>();
 
-  async function* heard(from: AsyncIterableIterator<Notification>): AsyncIterableIterator<Notification> {
+  async function* heard(
+    from: AsyncIterableIterator<Notification>,
+  ): AsyncIterableIterator<Notification> {
     for await (const notification of from) {
       notifications.push(new TextDecoder().decode(notification.payload));
       yield notification;

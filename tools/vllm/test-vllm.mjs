@@ -1,7 +1,9 @@
-// npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers. Not part of npm test.
+// npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers.
+// Not part of npm test.
 //     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,readback,verify,pull-0.31,push-0.31,fleet,data-parallel,envoy
-// --record: each part that passes is entered in docs/tested/vllm.json, from which docs/vllm-versions.md has its table.
-// All other arguments go to vitest: -t "P with TP 1" runs one suite and starts only the servers that it needs.
+// --record: each part that passes is entered in docs/tested/vllm.json, from which
+// docs/vllm-versions.md has its table. All other arguments go to vitest: -t "P with TP 1" runs one
+// suite and starts only the servers that it needs.
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
@@ -26,7 +28,9 @@ const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : args.splice(at, 2);
 const only = list.split(",");
 for (const part of only) {
   if ([...PARTS, ...NAMED].includes(part)) continue;
-  console.error(`--only must be of ${[...PARTS, ...NAMED].join(", ")}, not ${JSON.stringify(part)}`);
+  console.error(
+    `--only must be of ${[...PARTS, ...NAMED].join(", ")}, not ${JSON.stringify(part)}`,
+  );
   process.exit(2);
 }
 
@@ -59,7 +63,9 @@ const vitestArgs = [
   "--config",
   "tools/vllm/vitest.config.ts",
   ...only.map((part) => `tools/vllm/${part}.live.ts`),
-  ...(isRecorded ? ["--reporter=default", "--reporter=json", `--outputFile.json=${reportFile}`] : args),
+  ...(isRecorded
+    ? ["--reporter=default", "--reporter=json", `--outputFile.json=${reportFile}`]
+    : args),
 ];
 process.exitCode = await runInTerminal(vitest, vitestArgs);
 if (isRecorded) await recordParts(JSON.parse(readFileSync(reportFile, "utf8")));

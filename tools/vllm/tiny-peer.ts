@@ -1,6 +1,9 @@
 import type { CompatibilityFactors } from "@kv/protocol";
 
-/** What both sides of the live tests share: the tiny Qwen3 of `make_tiny_model.py`, as `serve.sh` serves it. */
+/**
+ * What both sides of the live tests share: the tiny Qwen3 of `make_tiny_model.py`, as `serve.sh`
+ * serves it.
+ */
 export const TINY = {
   layers: 4,
   kvHeads: 4,
@@ -20,7 +23,10 @@ export interface PeerKind {
 const CONNECTOR_VERSIONS = { "0.31": 13, "0.32": 14, "0.33": 15 } as const;
 export const CONNECTOR_NAMES = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
-/** The factors of vLLM's compatibility hash, taken from the servers' settings. No value was copied from a server's reply. */
+/**
+ * The factors of vLLM's compatibility hash, taken from the servers' settings. No value was copied
+ * from a server's reply.
+ */
 export function factorsOf({ version, mode }: PeerKind) {
   return {
     vllm_version: `${version}.0`,

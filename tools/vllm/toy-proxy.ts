@@ -2,9 +2,11 @@ import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 
 /**
- * A minimal proxy for P and D, like published examples. It sends one prefill request with `max_tokens` 1 and copies the `kv_transfer_params`
- * of the answer to the decode request. It returns the body of the decode answer with status 200. Every error becomes a 500. It is the
- * negative control of the boundary cases: a case that this proxy passes shows nothing about the boundary.
+ * A minimal proxy for P and D, like published examples. It sends one prefill request with
+ * `max_tokens` 1 and copies the `kv_transfer_params` of the answer to the decode request. It
+ * returns the body of the decode answer with status 200. Every error becomes a 500. It is the
+ * negative control of the boundary cases: a case that this proxy passes shows nothing about the
+ * boundary.
  */
 export async function startToyProxy(prefillUrl: string, decodeUrl: string) {
   const server = createServer(async (request, response) => {

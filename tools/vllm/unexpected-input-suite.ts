@@ -22,7 +22,10 @@ const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
 
-/** Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another marker, an additional frame. */
+/**
+ * Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another
+ * marker, an additional frame.
+ */
 const INVALID_FRAMES = [
   [new Uint8Array()],
   [Uint8Array.of(0xc1)],
@@ -31,7 +34,10 @@ const INVALID_FRAMES = [
   [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }), Uint8Array.of(1)],
 ];
 
-/** Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM worker. */
+/**
+ * Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM
+ * worker.
+ */
 const INVALID_NOTIFICATIONS = [
   text.encode("no colon"),
   text.encode("request:many"),
@@ -42,7 +48,10 @@ const INVALID_NOTIFICATIONS = [
   new Uint8Array(1),
 ];
 
-/** Sends invalid frames and invalid notifications to an engine of ours. Afterwards a valid handshake must succeed. */
+/**
+ * Sends invalid frames and invalid notifications to an engine of ours. Afterwards a valid handshake
+ * must succeed.
+ */
 export async function sendInvalidInput(host: string, port: number): Promise<void> {
   const sideChannel = zmqSideChannel();
   const transport = nixlTransport();
@@ -58,7 +67,9 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
       await ask(frames, 500).catch(() => {});
     }
     const { frames } = await ask([encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })], TIMEOUT_MS);
-    const { agentMetadata } = decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
+    const { agentMetadata } = decodeAgentMetadata(
+      decodeHandshakeReply(frames).payload.agentMetadataBytes,
+    );
     const agent = await transport.createAgent({ name: `stranger-${freshId()}` });
     const remote = await agent.addRemote(agentMetadata);
     for (const payload of INVALID_NOTIFICATIONS) await agent.notify(remote, payload);
@@ -69,9 +80,16 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
   }
 }
 
-/** A side channel that changes vLLM's replies to those of a later version: another hash, and unknown fields. */
+/**
+ * A side channel that changes vLLM's replies to those of a later version: another hash, and unknown
+ * fields.
+ */
 function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChannel {
-  const compatibility = { ...factorsOf(server.kind), vllm_version: "0.34.0", nixl_connector_version: 16 };
+  const compatibility = {
+    ...factorsOf(server.kind),
+    vllm_version: "0.34.0",
+    nixl_connector_version: 16,
+  };
   return {
     listen: (options) => sideChannel.listen(options),
     close: () => sideChannel.close(),
@@ -93,7 +111,9 @@ function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChan
   };
 }
 
-/** A handshake of an unknown vLLM version, and a request that ends the listener of a vLLM worker. */
+/**
+ * A handshake of an unknown vLLM version, and a request that ends the listener of a vLLM worker.
+ */
 export function unexpectedInputSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -105,15 +125,28 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
     const { kind } = server();
     const receive = async (extra: Record<string, unknown>) => {
       await d?.close();
-      d = await openHeadlessDecode({ kind, extra, sideChannel: asFutureVersion(server(), zmqSideChannel()) });
-      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), { id: freshId() });
+      d = await openHeadlessDecode({
+        kind,
+        extra,
+        sideChannel: asFutureVersion(server(), zmqSideChannel()),
+      });
+      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), {
+        id: freshId(),
+      });
       const asked = requestOf(otherLegId(params.remote_request_id), RECORDED_TOKENS, params);
       return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
     };
     const { failure } = await receive({});
     expect(failure?.code).toBe("KV_HANDSHAKE_INCOMPATIBLE");
-    expect(failure?.message).toContain(`vllm_version is "${kind.version}.0" here and "0.34.0" there`);
-    const { decode, before, asked, failure: none } = await receive({ enforce_handshake_compat: false });
+    expect(failure?.message).toContain(
+      `vllm_version is "${kind.version}.0" here and "0.34.0" there`,
+    );
+    const {
+      decode,
+      before,
+      asked,
+      failure: none,
+    } = await receive({ enforce_handshake_compat: false });
     expect(none).toBeUndefined();
     const recorded = recordedHeads(0, 0, { first: 0, count: TINY.kvHeads });
     expect(Buffer.compare(decode.block(0, 0, OUR_BLOCKS[0] ?? 0), recorded)).toBe(0);
@@ -127,7 +160,9 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
     const sideChannel = zmqSideChannel();
     const ask = (tpRank: number) =>
       sideChannel.request({
-        ...{ host: "127.0.0.1", port, timeoutMs: TIMEOUT_MS },
+        host: "127.0.0.1",
+        port,
+        timeoutMs: TIMEOUT_MS,
         frames: [encodeHandshakeRequest({ ppRank: 0, tpRank })],
       });
     try {

@@ -1,4 +1,7 @@
-/** Polls until `holds` returns true, for a state that a peer does not report. After the timeout it throws an error that contains `what`. */
+/**
+ * Polls until `holds` returns true, for a state that a peer does not report. After the timeout it
+ * throws an error that contains `what`.
+ */
 export async function until(
   holds: () => Promise<boolean> | boolean,
   what: string,

@@ -8,7 +8,8 @@ import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import { showLogs, startVllm, type VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 
-// kv-peer verify against vLLM 0.33: a good pair behind kv-proxy and behind a plain proxy, pairs that recompute or leak, and a pair on TCP within one host.
+// kv-peer verify against vLLM 0.33: a good pair behind kv-proxy and behind a plain proxy, pairs
+// that recompute or leak, and a pair on TCP within one host.
 
 const LEASE_SECONDS = 120;
 /** Blocks of 32 tokens: 17 for each prompt of 512. */
@@ -24,7 +25,9 @@ describe.each([
   const urls = () => ({ prefill: p?.url ?? "", decode: d?.url ?? "" });
   beforeAll(async () => {
     const common = {
-      ...{ kind: { version: "0.33", mode } as const, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS },
+      kind: { version: "0.33", mode } as const,
+      blocks: BLOCKS,
+      leaseSeconds: LEASE_SECONDS,
       env: { UCX_TLS: tls, UCX_NET_DEVICES: tls === "all" ? "all" : "lo", UCX_PROTO_INFO: "y" },
     };
     const name = (role: string) => `verify-${mode}-${tls.slice(0, 3)}-${role}`;
@@ -99,9 +102,12 @@ describe.each([
     expect({ code, verdict }).toEqual({ code: 1, verdict: "transfer.recomputed" });
   });
 
-  test.runIf(mode === "pull")("a plain proxy passes; one that repeats the prefill leg leaks", async () => {
-    expect((await through("none", verify)).code).toBe(0);
-    const { code, verdict } = await through("prefill-twice", verify);
-    expect({ code, verdict }).toEqual({ code: 1, verdict: "blocks.prefill-leaked" });
-  });
+  test.runIf(mode === "pull")(
+    "a plain proxy passes; one that repeats the prefill leg leaks",
+    async () => {
+      expect((await through("none", verify)).code).toBe(0);
+      const { code, verdict } = await through("prefill-twice", verify);
+      expect({ code, verdict }).toEqual({ code: 1, verdict: "blocks.prefill-leaked" });
+    },
+  );
 });

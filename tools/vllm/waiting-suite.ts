@@ -8,13 +8,21 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** Our lease. Without heartbeats it expires long before the peer has room. A heartbeat adds two thirds of it. */
+/**
+ * Our lease. Without heartbeats it expires long before the peer has room. A heartbeat adds two
+ * thirds of it.
+ */
 const OUR_LEASE_SECONDS = 12;
 const TOKENS = prompt(100);
 const OUTPUT_TOKENS = 8;
-/** A number of tokens that takes a minute or more to generate. `ONE_LONG_REQUEST` sets it as the model's length. */
+/**
+ * A number of tokens that takes a minute or more to generate. `ONE_LONG_REQUEST` sets it as the
+ * model's length.
+ */
 const LONG = 16_384;
-/** The number of heartbeats to wait for. The peer sends one every sixth of its own lease of 15 s. */
+/**
+ * The number of heartbeats to wait for. The peer sends one every sixth of its own lease of 15 s.
+ */
 const BEATS = 8;
 
 /**
@@ -22,13 +30,17 @@ const BEATS = 8;
  * The tokens beyond the positions that the model was made for do not matter.
  */
 export const ONE_LONG_REQUEST = [
-  ...["--max-num-seqs", "1", "--max-model-len", String(LONG)],
-  ...["--hf-overrides", JSON.stringify({ max_position_embeddings: LONG })],
+  "--max-num-seqs",
+  "1",
+  "--max-model-len",
+  String(LONG),
+  "--hf-overrides",
+  JSON.stringify({ max_position_embeddings: LONG }),
 ];
 
 /**
- * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a request waits, a notification when a request is
- * aborted, or nothing at all.
+ * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a
+ * request waits, a notification when a request is aborted, or nothing at all.
  */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
@@ -51,7 +63,10 @@ export function waitingSuite(server: () => VllmServer): void {
     await ours?.instance.close();
   });
 
-  /** Pairs with the peer before it is busy, so that a waiting request does not also wait for a handshake. */
+  /**
+   * Pairs with the peer before it is busy, so that a waiting request does not also wait for a
+   * handshake.
+   */
   function paired(): Promise<unknown> {
     return retryAfterTimeout(async () => {
       const id = freshId();
@@ -62,11 +77,16 @@ export function waitingSuite(server: () => VllmServer): void {
     }, handshakeTimedOut(server()));
   }
 
-  /** Gives the peer a request that runs until it is aborted. The peer computes one request at a time. */
+  /**
+   * Gives the peer a request that runs until it is aborted. The peer computes one request at a
+   * time.
+   */
   async function keepBusy(): Promise<void> {
     const running = () => server().metric("vllm:num_requests_running");
     await until(async () => (await running()) === 0, "the peer has nothing to do");
-    complete(server().url, completionBody(prompt(64), LONG - 64), { signal: busy.signal }).catch(() => {});
+    complete(server().url, completionBody(prompt(64), LONG - 64), { signal: busy.signal }).catch(
+      () => {},
+    );
     await until(async () => (await running()) === 1, "the peer is busy");
   }
 

@@ -6,7 +6,9 @@ import table from "./options.json" with { type: "json" };
 import { type InstanceFlags, instanceSettings } from "./processes/roles.js";
 
 /** What the program's action gets for these arguments. */
-async function parsedBy(args: readonly string[]): Promise<{ demo?: DemoFlags; instance?: InstanceFlags }> {
+async function parsedBy(
+  args: readonly string[],
+): Promise<{ demo?: DemoFlags; instance?: InstanceFlags }> {
   const found: { demo?: DemoFlags; instance?: InstanceFlags } = {};
   const nothing = async () => {};
   const command = createCommand({
@@ -42,8 +44,18 @@ const CLUSTER = { transport: "memory", cacheTokens: 1024 } as const;
 
 describe("the flags of the demo", () => {
   it("select push, the order of its requests, and layerwise writes", async () => {
-    const flags = await parsed("--connector", "push", "--push-legs", "prefill-first", "--push-layerwise");
-    expect(flags).toMatchObject({ connector: "push", pushLegs: "prefill-first", pushLayerwise: true });
+    const flags = await parsed(
+      "--connector",
+      "push",
+      "--push-legs",
+      "prefill-first",
+      "--push-layerwise",
+    );
+    expect(flags).toMatchObject({
+      connector: "push",
+      pushLegs: "prefill-first",
+      pushLayerwise: true,
+    });
     const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
     for (const { config } of [...prefills, ...decodes]) {
       expect(config.kvTransferConfig).toMatchObject({
@@ -71,13 +83,26 @@ describe("the flags of the demo", () => {
   });
 
   it("give every instance the modules, which take the place of what is built in", async () => {
-    const modules = ["--transport-module", "t", "--platform-module", "p", "--cache-kind-module", "c"];
+    const modules = [
+      "--transport-module",
+      "t",
+      "--platform-module",
+      "p",
+      "--cache-kind-module",
+      "c",
+    ];
     const flags = await parsed(...modules);
     const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
     for (const { config } of [...prefills, ...decodes]) {
-      expect(config).toMatchObject({ transportModule: "t", platformModule: "p", cacheKindModule: "c" });
+      expect(config).toMatchObject({
+        transportModule: "t",
+        platformModule: "p",
+        cacheKindModule: "c",
+      });
     }
-    await expect(parsed("--transport-module", "t", "--backend", "UCX")).rejects.toThrow(/takes the place of/);
+    await expect(parsed("--transport-module", "t", "--backend", "UCX")).rejects.toThrow(
+      /takes the place of/,
+    );
     await expect(parsed("--platform-module", "p", "--decode-platform", "neuron")).rejects.toThrow(
       /takes the place of/,
     );
@@ -87,10 +112,14 @@ describe("the flags of the demo", () => {
     const flags = await parsed("--extra-config", '{"engine_ttl": 5}', "--admin-port", "9090");
     const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
     for (const { config } of [...prefills, ...decodes]) {
-      expect(config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: { engine_ttl: 5 } });
+      expect(config.kvTransferConfig).toMatchObject({
+        kv_connector_extra_config: { engine_ttl: 5 },
+      });
     }
     expect(planProxy([], [], flags).admin).toEqual({ port: 9090 });
-    await expect(parsed("--extra-config", "[]")).rejects.toThrow("--extra-config is [], not a JSON object");
+    await expect(parsed("--extra-config", "[]")).rejects.toThrow(
+      "--extra-config is [], not a JSON object",
+    );
   });
 
   it("put Envoy in front, without the proxy's admin routes", async () => {
@@ -128,8 +157,15 @@ describe("the flags of the demo", () => {
     });
   });
 
-  // Those that take the place of others have tests of their own: a module, and what stands in front.
-  const OTHERS = ["--transport-module", "--platform-module", "--cache-kind-module", "--front", "--turns"];
+  // Those that take the place of others have tests of their own: a module, and what stands in
+  // front.
+  const OTHERS = [
+    "--transport-module",
+    "--platform-module",
+    "--cache-kind-module",
+    "--front",
+    "--turns",
+  ];
   const GIVEN: Readonly<Record<string, string>> = {
     "--transport": "nixl",
     "--backend": "libfabric",
@@ -164,36 +200,80 @@ describe("the flags of the demo", () => {
     expect(Object.keys(GIVEN)).toEqual(optionsOf("demo", ...OTHERS));
     const flags = await parsed(...Object.entries(GIVEN).flat().filter(Boolean));
     expect(flags).toMatchObject({
-      ...{ requests: 5, maxTokens: 7, promptsFile: "prompts.txt", tinyKvHeads: 8, model: "/models/m" },
-      ...{ transport: "nixl", port: 8300, adminPort: 9090, trace: "trace.json", logLevel: "error" },
-      ...{ keep: true, restart: true, json: true, front: "proxy" },
+      requests: 5,
+      maxTokens: 7,
+      promptsFile: "prompts.txt",
+      tinyKvHeads: 8,
+      model: "/models/m",
+      transport: "nixl",
+      port: 8300,
+      adminPort: 9090,
+      trace: "trace.json",
+      logLevel: "error",
+      keep: true,
+      restart: true,
+      json: true,
+      front: "proxy",
     });
     const { prefills, decodes } = planInstances({
-      ...{ ...flags, transport: "nixl", cacheTokens: 6400, leaseSeconds: 9, requestTimeoutSeconds: 8 },
-      ...{ instance: { intraOpThreads: 3 }, prefillInstance: { maxNumSeqs: 1 } },
+      ...flags,
+      transport: "nixl",
+      cacheTokens: 6400,
+      leaseSeconds: 9,
+      requestTimeoutSeconds: 8,
+      instance: { intraOpThreads: 3 },
+      prefillInstance: { maxNumSeqs: 1 },
     });
     const shared = {
-      ...{ transportModule: undefined, platformModule: undefined, cacheKindModule: undefined },
-      ...{ digests: true, debug: true, graceMs: 2000, sideChannelHost: "127.0.0.1", intraOpThreads: 3 },
-      ...{ model: "/models/m", tinyKvHeads: 8 },
+      transportModule: undefined,
+      platformModule: undefined,
+      cacheKindModule: undefined,
+      digests: true,
+      debug: true,
+      graceMs: 2000,
+      sideChannelHost: "127.0.0.1",
+      intraOpThreads: 3,
+      model: "/models/m",
+      tinyKvHeads: 8,
       kvTransferConfig: {
         kv_connector: "mine",
         // That of vllm-neuron's issue 26, as one side is Neuron.
-        ...{ kv_role: "kv_both", kv_buffer_device: "cpu", kv_connector_module_path: "./mine.js" },
+        kv_role: "kv_both",
+        kv_buffer_device: "cpu",
+        kv_connector_module_path: "./mine.js",
         kv_connector_extra_config: {
           backends: ["LIBFABRIC"],
-          ...{ kv_lease_duration: 9, request_timeout: 8, push_layerwise: true, engine_ttl: 5 },
+          kv_lease_duration: 9,
+          request_timeout: 8,
+          push_layerwise: true,
+          engine_ttl: 5,
         },
       },
     };
-    const prefill = { ...shared, role: "prefill", platform: "cpu", tp: 4, blockSize: 32, numBlocks: 201 };
-    const decode = { ...shared, role: "decode", platform: "neuron", tp: 2, blockSize: 64, numBlocks: 101 };
+    const prefill = {
+      ...shared,
+      role: "prefill",
+      platform: "cpu",
+      tp: 4,
+      blockSize: 32,
+      numBlocks: 201,
+    };
+    const decode = {
+      ...shared,
+      role: "decode",
+      platform: "neuron",
+      tp: 2,
+      blockSize: 64,
+      numBlocks: 101,
+    };
     const named = (role: string, count: number, config: object) =>
       Array.from({ length: count }, (_, i) => ({
         name: `${role}-${i}`,
         config: { ...config, name: `${role}-${i}` },
       }));
-    expect(prefills).toEqual(named("prefill", 2, { ...prefill, stagingBlocks: undefined, maxNumSeqs: 1 }));
+    expect(prefills).toEqual(
+      named("prefill", 2, { ...prefill, stagingBlocks: undefined, maxNumSeqs: 1 }),
+    );
     expect(decodes).toEqual(named("decode", 3, { ...decode, stagingBlocks: 24 }));
   });
 
@@ -211,9 +291,12 @@ describe("the flags of the demo", () => {
     [["--prefill-platform", "neuron"], 30, undefined],
     [["--backend", "memory"], 16, "memory"],
     [["--backend", "ucx"], 16, "nixl"],
-  ])("with %j, the output has %i tokens and the transport is %s", async (args, maxTokens, transport) => {
-    expect(await parsed(...args)).toMatchObject({ maxTokens, transport });
-  });
+  ])(
+    "with %j, the output has %i tokens and the transport is %s",
+    async (args, maxTokens, transport) => {
+      expect(await parsed(...args)).toMatchObject({ maxTokens, transport });
+    },
+  );
 
   it("refuse an unknown connector or order", async () => {
     await expect(parsed("--connector", "pish")).rejects.toThrow(/not one of .*push.*auto/);
@@ -224,27 +307,34 @@ describe("the flags of the demo", () => {
 describe("the settings of a server that is started by hand", () => {
   const flags = { logLevel: "info" } as const;
 
-  const GIVEN: Readonly<Record<string, readonly [text: string, setting: string, value: unknown]>> = {
-    "--host": ["::1", "host", "::1"],
-    "--port": ["8101", "port", 8101],
-    "--model": ["/models/m", "model", "/models/m"],
-    "--tp": ["2", "tp", 2],
-    "--dp": ["3", "dp", 3],
-    "--block-size": ["32", "blockSize", 32],
-    "--num-blocks": ["40", "numBlocks", 40],
-    "--max-model-len": ["300", "maxModelLen", 300],
-    "--max-num-seqs": ["5", "maxNumSeqs", 5],
-    "--max-num-batched-tokens": ["48", "maxNumBatchedTokens", 48],
-    "--platform": ["neuron", "platform", "neuron"],
-    "--platform-module": ["p", "platformModule", "p"],
-    "--transport-module": ["t", "transportModule", "t"],
-    "--cache-kind-module": ["c", "cacheKindModule", "c"],
-  };
+  const GIVEN: Readonly<Record<string, readonly [text: string, setting: string, value: unknown]>> =
+    {
+      "--host": ["::1", "host", "::1"],
+      "--port": ["8101", "port", 8101],
+      "--model": ["/models/m", "model", "/models/m"],
+      "--tp": ["2", "tp", 2],
+      "--dp": ["3", "dp", 3],
+      "--block-size": ["32", "blockSize", 32],
+      "--num-blocks": ["40", "numBlocks", 40],
+      "--max-model-len": ["300", "maxModelLen", 300],
+      "--max-num-seqs": ["5", "maxNumSeqs", 5],
+      "--max-num-batched-tokens": ["48", "maxNumBatchedTokens", 48],
+      "--platform": ["neuron", "platform", "neuron"],
+      "--platform-module": ["p", "platformModule", "p"],
+      "--transport-module": ["t", "transportModule", "t"],
+      "--cache-kind-module": ["c", "cacheKindModule", "c"],
+    };
 
   it.each(["prefill", "decode", "instance"] as const)(
     "are the options of %s, each of them",
     async (command) => {
-      const others = ["--config", "--kv-transfer-config", "--extra-config", "--trace", "--log-level"];
+      const others = [
+        "--config",
+        "--kv-transfer-config",
+        "--extra-config",
+        "--trace",
+        "--log-level",
+      ];
       expect(Object.keys(GIVEN)).toEqual(optionsOf(command, ...others));
       const args = Object.entries(GIVEN).flatMap(([option, [text]]) => [option, text]);
       const config = ["--config", '{"role": "both", "port": 1}'];
@@ -282,7 +372,9 @@ describe("the settings of a server that is started by hand", () => {
     const extraConfig = '{"engine_ttl": 5}';
     const kvTransferConfig =
       '{"kv_connector":"x","kv_role":"kv_both","kv_connector_extra_config":{"backends":["UCX"]}}';
-    expect(instanceSettings(undefined, { ...flags, config, kvTransferConfig, extraConfig })).toMatchObject({
+    expect(
+      instanceSettings(undefined, { ...flags, config, kvTransferConfig, extraConfig }),
+    ).toMatchObject({
       kvTransferConfig: {
         kv_connector: "x",
         kv_connector_extra_config: { backends: ["UCX"], engine_ttl: 5 },

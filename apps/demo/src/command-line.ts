@@ -40,7 +40,10 @@ export interface Actions {
   picker(flags: ServerFlags): Promise<void>;
 }
 
-/** An option of `options.json`. `tools/setup/demo-arguments.mjs` checks the same table before the set-up. */
+/**
+ * An option of `options.json`. `tools/setup/demo-arguments.mjs` checks the same table before the
+ * set-up.
+ */
 interface OptionRow {
   readonly flags: string;
   readonly description: string;
@@ -51,7 +54,8 @@ interface OptionRow {
   readonly range?: readonly number[];
   readonly default?: string | number | boolean;
 }
-const COMMANDS: Readonly<Record<string, { description: string; options: readonly OptionRow[] }>> = table;
+const COMMANDS: Readonly<Record<string, { description: string; options: readonly OptionRow[] }>> =
+  table;
 
 /** Builds the program's commands. An invalid value is refused with the list of valid ones. */
 export function createCommand(actions: Actions): Command {
@@ -80,7 +84,14 @@ export function createCommand(actions: Actions): Command {
 function addOptions(command: Command, name: string): Command {
   const { description = "", options = [] } = COMMANDS[name] ?? {};
   command.description(description);
-  for (const { flags, description: text, choices, upperCase, range: [least, most] = [], ...row } of options) {
+  for (const {
+    flags,
+    description: text,
+    choices,
+    upperCase,
+    range: [least, most] = [],
+    ...row
+  } of options) {
     const option = new Option(flags, text);
     if (choices !== undefined) option.choices(choices);
     if (choices !== undefined && upperCase === true) option.argParser(oneOf(...choices));
@@ -102,17 +113,27 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
   }
   if (transportModule !== undefined && (transport ?? backend) !== undefined)
     refuse("--transport-module takes the place of --transport and --backend; give one of them");
-  if (platformModule !== undefined && (raw.prefillPlatform !== "cpu" || raw.decodePlatform !== "cpu"))
-    refuse("--platform-module takes the place of --prefill-platform and --decode-platform; give one of them");
+  if (
+    platformModule !== undefined &&
+    (raw.prefillPlatform !== "cpu" || raw.decodePlatform !== "cpu")
+  )
+    refuse(
+      "--platform-module takes the place of --prefill-platform and --decode-platform; give one of them",
+    );
   if (raw.front === "envoy" && raw.adminPort !== undefined)
-    refuse("--admin-port is the proxy's, and with --front envoy there is none; leave out one of them");
+    refuse(
+      "--admin-port is the proxy's, and with --front envoy there is none; leave out one of them",
+    );
   if (backend !== undefined && transport !== undefined) {
     const valid: readonly string[] = BACKENDS[transport];
     if (!valid.includes(backend))
       refuse(`--backend ${backend} is not one of ${valid.join(", ")} (transport ${transport})`);
   }
   const { turns, front } = raw;
-  if (turns && (raw.keep || front === "envoy" || raw.prompts !== undefined || raw.requests !== undefined))
+  if (
+    turns &&
+    (raw.keep || front === "envoy" || raw.prompts !== undefined || raw.requests !== undefined)
+  )
     refuse(
       "--turns is one conversation through kv-proxy, and ends: leave out --keep, --front, --prompts and --requests",
     );

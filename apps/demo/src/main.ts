@@ -11,7 +11,8 @@ import { areEqual, turnsJson, turnsTable } from "./run/turns.js";
 const say = (line: string) => printError(`${line}\n`);
 
 async function demo(flags: DemoFlags): Promise<void> {
-  // `npm run demo` starts this process with an IPC channel. When it ends, the channel closes and this process ends too.
+  // `npm run demo` starts this process with an IPC channel. When it ends, the channel closes and
+  // this process ends too.
   endWithOwner();
   // The open channel must not keep this process alive.
   process.channel?.unref();
@@ -38,7 +39,8 @@ async function demo(flags: DemoFlags): Promise<void> {
         `${flags.front === "envoy" ? "Envoy" : "the proxy"} keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`,
       );
       say(curlLine(cluster.proxy.url, modelName));
-      if (flags.adminPort !== undefined) say(`the proxy's page is http://127.0.0.1:${flags.adminPort}/`);
+      if (flags.adminPort !== undefined)
+        say(`the proxy's page is http://127.0.0.1:${flags.adminPort}/`);
       await stopSignal;
     }
   } finally {
@@ -57,13 +59,20 @@ async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
 }
 
 await runProgram("kv-demo", () =>
-  createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy, picker: runPicker }).parseAsync(),
+  createCommand({
+    demo,
+    accuracy,
+    instance: runInstance,
+    proxy: runProxy,
+    picker: runPicker,
+  }).parseAsync(),
 );
 
 /** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {
   return new Promise((resolve) => {
-    for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => resolve(signal));
+    for (const signal of ["SIGINT", "SIGTERM"] as const)
+      process.once(signal, () => resolve(signal));
   });
 }
 

@@ -38,5 +38,7 @@ it("asks a fixed set of different questions", () => {
   expect(questionSet(8)).toEqual(questions.slice(0, 8));
   expect(new Set(questions.map(({ promptTokens }) => promptTokens.join())).size).toBe(64);
   // The facts are spread over all blocks of the prompts.
-  expect(Math.max(...questions.map(({ promptTokens }) => promptTokens.length))).toBeGreaterThan(150);
+  expect(Math.max(...questions.map(({ promptTokens }) => promptTokens.length))).toBeGreaterThan(
+    150,
+  );
 });

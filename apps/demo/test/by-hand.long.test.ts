@@ -81,13 +81,27 @@ async function twoFreePorts(): Promise<number> {
 it("a proxy that is started by hand shows its settings: its options, then those of --config", async () => {
   const port = await twoFreePorts();
   const config = { prefillers: ["127.0.0.1:9"], mode: "pull", timeouts: { graceMs: 7 }, port: 1 };
-  const options = ["--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2", "127.0.0.1:3", "--mode", "push"];
+  const options = [
+    "--prefill",
+    "127.0.0.1:1",
+    "--decode",
+    "127.0.0.1:2",
+    "127.0.0.1:3",
+    "--mode",
+    "push",
+  ];
   const ports = ["--port", String(port), "--admin-port", String(port + 1)];
-  const proxy = await ready(start(["proxy", ...options, ...ports, "--config", JSON.stringify(config)]));
+  const proxy = await ready(
+    start(["proxy", ...options, ...ports, "--config", JSON.stringify(config)]),
+  );
   expect(proxy.url).toBe(`http://127.0.0.1:${port}`);
   expect(proxy.config).toEqual({
-    ...{ prefillers: ["127.0.0.1:1"], decoders: ["127.0.0.1:2", "127.0.0.1:3"], mode: "push" },
-    ...{ admin: { port: port + 1 }, timeouts: { graceMs: 7 }, port },
+    prefillers: ["127.0.0.1:1"],
+    decoders: ["127.0.0.1:2", "127.0.0.1:3"],
+    mode: "push",
+    admin: { port: port + 1 },
+    timeouts: { graceMs: 7 },
+    port,
   });
 });
 
@@ -116,7 +130,15 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
 
   it("kv-peer decode reads from a prefill server, and finds in its metrics that no block is leaked", async () => {
     const prefill = await ready(start(["prefill"]));
-    const run = ["decode", "--prefill", prefill.url, "--requests", "8", "--prompt-tokens", "40,100"];
+    const run = [
+      "decode",
+      "--prefill",
+      prefill.url,
+      "--requests",
+      "8",
+      "--prompt-tokens",
+      "40,100",
+    ];
     const { code, stdout } = await ended(startNode([builtProgram("kv-peer"), ...run], {}));
     expect(stdout).toMatch(/^blocks +0 in use before, 0 after the read notifications/m);
     expect(stdout).toMatch(/^leaks +0 blocks/m);
@@ -143,14 +165,23 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
       const [prefill, decode] = await Promise.all(servers.map(ready));
       if (prefill === undefined || decode === undefined) throw new Error("no server");
       expect(prefill.config).toMatchObject({
-        ...{ role: "prefill", dp: 2, sideChannelHost: "127.0.0.1", sideChannelPort: p, maxModelLen: 2048 },
+        role: "prefill",
+        dp: 2,
+        sideChannelHost: "127.0.0.1",
+        sideChannelPort: p,
+        maxModelLen: 2048,
         kvTransferConfig: JSON.parse(guide) as object,
       });
       const ids = prefill.engine_ids;
       expect(ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
       const proxyArguments = [
-        ...["proxy", "--prefill", `${prefill.url}@0`, `${prefill.url}@1`],
-        ...["--decode", `${decode.url}@0`, `${decode.url}@1`],
+        "proxy",
+        "--prefill",
+        `${prefill.url}@0`,
+        `${prefill.url}@1`,
+        "--decode",
+        `${decode.url}@0`,
+        `${decode.url}@1`,
       ];
       const proxy = await ready(start(proxyArguments));
       const outcomes = await Promise.all(
@@ -161,8 +192,12 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
           ),
       );
       expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected.slice(0, 8));
-      const received = (await fetchRecords(decode.url)).filter(({ direction }) => direction === "received");
-      expect(new Set(received.map(({ transfer }) => transfer?.remote_engine_id))).toEqual(new Set(ids));
+      const received = (await fetchRecords(decode.url)).filter(
+        ({ direction }) => direction === "received",
+      );
+      expect(new Set(received.map(({ transfer }) => transfer?.remote_engine_id))).toEqual(
+        new Set(ids),
+      );
       for (const { url } of [prefill, decode]) await expectIdle({ name: "", url, backend: null });
       // The second rank listens at the port of vLLM's formula.
       const answer = await fetch(`${prefill.url}/v1/completions`, {
@@ -175,7 +210,11 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
         }),
       });
       expect(await answer.json()).toMatchObject({
-        kv_transfer_params: { remote_engine_id: ids[1], remote_host: "127.0.0.1", remote_port: p + 1 },
+        kv_transfer_params: {
+          remote_engine_id: ids[1],
+          remote_host: "127.0.0.1",
+          remote_port: p + 1,
+        },
       });
     },
     120_000,
@@ -199,7 +238,12 @@ it.skipIf(noLibfabric !== undefined)(
     const proxy = await ready(
       start(["proxy", "--prefill", prefill?.url ?? "", "--decode", decode?.url ?? ""]),
     );
-    const request = { url: proxy.url, requestId: "r", promptTokens: prompts[0] ?? [], maxTokens: 16 };
+    const request = {
+      url: proxy.url,
+      requestId: "r",
+      promptTokens: prompts[0] ?? [],
+      maxTokens: 16,
+    };
     expect((await complete(request)).tokens).toEqual(expected[0]);
   },
   120_000,
@@ -217,7 +261,11 @@ describe("npm run demo", () => {
   }
 
   it.each([
-    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +accuracy/],
+    [
+      ["--help"],
+      0,
+      /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +accuracy/,
+    ],
     [["prefill", "-h"], 0, /npm run demo -- prefill \[options\][\s\S]*--kv-transfer-config <json>/],
     [["--prefil-tp", "2"], 2, /^kv-demo: unknown option '--prefil-tp'; npm run demo -- --help/],
     [["--prefill-tp", "17"], 2, /argument '17' is invalid. It must be a whole number from 1 to 16/],

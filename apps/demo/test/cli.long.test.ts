@@ -18,8 +18,13 @@ describe("the demo's command line", () => {
   const absent = { KV_NIXL_LIBRARY: "/nowhere/libnixl_capi.so" };
 
   it("prints one JSON object and nothing else on stdout with --json; when NIXL is missing it continues with the embedded transport, and prints why", async () => {
-    const { code, stdout, stderr } = await run(["--json", "--requests", "2", "--max-tokens", "4"], absent);
-    expect(stderr).toMatch(/^NIXL is not available \(.*kv-nixl.*Continuing with the embedded transport\.$/m);
+    const { code, stdout, stderr } = await run(
+      ["--json", "--requests", "2", "--max-tokens", "4"],
+      absent,
+    );
+    expect(stderr).toMatch(
+      /^NIXL is not available \(.*kv-nixl.*Continuing with the embedded transport\.$/m,
+    );
     const report = JSON.parse(stdout) as {
       requests: Record<string, number>[];
       warm_requests: Record<string, number>[];
@@ -67,16 +72,27 @@ describe("the demo's command line", () => {
     const file = join(folder, "prompts");
     writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
     try {
-      const { code, stdout } = await run(["--transport", "memory", "--prompts", file, "--max-tokens", "2"]);
+      const { code, stdout } = await run([
+        "--transport",
+        "memory",
+        "--prompts",
+        file,
+        "--max-tokens",
+        "2",
+      ]);
       expect(stdout).toMatch(
         /prompt +TTFT +queue +prefill +save +connect +transfer +load +first +other +decode +bytes +KV +tokens/,
       );
       expect(stdout.split("\n").filter((line) => line.length > 100)).toEqual([]);
-      // The picture in README.md is of such a run, over NIXL: node --import tsx tools/docs/terminal.ts draws it again.
+      // The picture in README.md is of such a run, over NIXL: node --import tsx
+      // tools/docs/terminal.ts draws it again.
       const words = (text: string) =>
         text.match(/[A-Za-z]{3,}/g)?.filter((word) => !/^(UCX|MEMORY)$/.test(word));
       for (const name of ["light", "dark"]) {
-        const picture = readFileSync(new URL(`../../../docs/demo-${name}.svg`, import.meta.url), "utf8");
+        const picture = readFileSync(
+          new URL(`../../../docs/demo-${name}.svg`, import.meta.url),
+          "utf8",
+        );
         const drawn = new Set(words(picture.replace(/<[^>]+>/g, " ")));
         expect(words(stdout)?.filter((word) => !drawn.has(word))).toEqual([]);
       }
@@ -116,7 +132,10 @@ describe("the demo's command line", () => {
     "exits after its run when npm run demo starts it with %j",
     async (options) => {
       const script = join(root, "tools/setup/demo.mjs");
-      const child = startNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
+      const child = startNode(
+        [script, ...options, "--json", "--requests", "1", "--max-tokens", "2"],
+        {},
+      );
       const { code, stdout } = await ended(child);
       expect(JSON.parse(stdout)).toMatchObject({ ok: true });
       expect(code).toBe(0);
@@ -141,24 +160,27 @@ describe("the demo's command line", () => {
 const absence = await nixlAbsence();
 const why = absence === undefined ? "" : ` (${absence})`;
 
-describe.skipIf(absence !== undefined || process.platform !== "linux")(`the demo's processes${why}`, () => {
-  const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
+describe.skipIf(absence !== undefined || process.platform !== "linux")(
+  `the demo's processes${why}`,
+  () => {
+    const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
 
-  it.each(someOf(["SIGKILL", "SIGTERM"] as const, 2))(
-    "end when the demo is ended with %s",
-    async (signal) => {
-      const demo = startDemo(keep);
-      let stderr = "";
-      demo.stderr?.on("data", (piece) => (stderr += piece));
-      await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
-      const children = childrenOf(demo.pid ?? 0);
-      expect(children.length).toBeGreaterThanOrEqual(3);
-      demo.kill(signal);
-      await expect.poll(() => children.filter(isAlive), { timeout: 30_000 }).toEqual([]);
-    },
-    180_000,
-  );
-});
+    it.each(someOf(["SIGKILL", "SIGTERM"] as const, 2))(
+      "end when the demo is ended with %s",
+      async (signal) => {
+        const demo = startDemo(keep);
+        let stderr = "";
+        demo.stderr?.on("data", (piece) => (stderr += piece));
+        await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
+        const children = childrenOf(demo.pid ?? 0);
+        expect(children.length).toBeGreaterThanOrEqual(3);
+        demo.kill(signal);
+        await expect.poll(() => children.filter(isAlive), { timeout: 30_000 }).toEqual([]);
+      },
+      180_000,
+    );
+  },
+);
 
 function childrenOf(pid: number): number[] {
   return readdirSync("/proc")

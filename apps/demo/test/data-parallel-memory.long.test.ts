@@ -75,7 +75,10 @@ describe("two data-parallel ranks", () => {
   it("refuse a rank that is not there, and share requests that name none", async () => {
     const { prefill } = await pair("NixlConnector");
     const refused = await coordinates(prefill, 2);
-    expect(refused).toMatchObject({ status: 400, message: expect.stringContaining("ranks 0 to 1") });
+    expect(refused).toMatchObject({
+      status: 400,
+      message: expect.stringContaining("ranks 0 to 1"),
+    });
     expect((await coordinates(prefill, "one")).status).toBe(400);
     expect((await coordinates(prefill)).engine).toBe("prefill_dp0");
   });
@@ -96,16 +99,21 @@ describe("two data-parallel ranks", () => {
       const outcomes = await Promise.all(
         prompts
           .slice(0, 8)
-          .map((promptTokens, i) => complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 16 })),
+          .map((promptTokens, i) =>
+            complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 16 }),
+          ),
       );
       expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected.slice(0, 8));
-      const received = (await fetchRecords(decode.url)).filter(({ direction }) => direction === "received");
+      const received = (await fetchRecords(decode.url)).filter(
+        ({ direction }) => direction === "received",
+      );
       const sources = new Set(received.map(({ transfer }) => transfer?.remote_engine_id));
       expect(sources).toEqual(new Set(["prefill_dp0", "prefill_dp1"]));
       for (const [engine, held] of decode.engines.entries()) {
         expect([engine, held.outstanding().blocks]).toEqual([engine, 0]);
       }
-      for (const { url: of } of [prefill, decode]) await expectIdle({ name: "", url: of, backend: null });
+      for (const { url: of } of [prefill, decode])
+        await expectIdle({ name: "", url: of, backend: null });
     },
   );
 });
@@ -116,7 +124,10 @@ describe("the side channel's address", () => {
     const log: Log = { ...silentLog, warn: (event, fields) => warnings.push([event, fields]) };
     const kvTransferConfig = { kv_connector: "NixlConnector", kv_role: "kv_producer" };
     const config = readInstanceConfig({ role: "prefill", kvTransferConfig, ...settings });
-    const { sideChannelHost, sideChannelPort }: KvTransferConfig = transferConfigOf(config, { env, log });
+    const { sideChannelHost, sideChannelPort }: KvTransferConfig = transferConfigOf(config, {
+      env,
+      log,
+    });
     return { at: `${sideChannelHost}:${sideChannelPort}`, warnings };
   };
   const env = { VLLM_NIXL_SIDE_CHANNEL_HOST: "10.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT: "5700" };
@@ -141,7 +152,12 @@ describe("the side channel's address", () => {
       ],
       [
         "setting-not-used",
-        { key: "VLLM_NIXL_SIDE_CHANNEL_PORT", value: "5700", used: "0", reason: "sideChannelPort is set" },
+        {
+          key: "VLLM_NIXL_SIDE_CHANNEL_PORT",
+          value: "5700",
+          used: "0",
+          reason: "sideChannelPort is set",
+        },
       ],
     ]);
   });

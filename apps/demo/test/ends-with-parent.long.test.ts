@@ -16,7 +16,10 @@ afterEach(() => {
   for (const mark of trees.splice(0)) for (const pid of marked(mark)) process.kill(pid, "SIGKILL");
 });
 
-/** What `npm run` starts: a shell that runs the wrapper, which runs the program. All processes of it have the mark in their environment. */
+/**
+ * What `npm run` starts: a shell that runs the wrapper, which runs the program. All processes of it
+ * have the mark in their environment.
+ */
 function startTree(mark: string, args: readonly string[]): ChildProcess {
   trees.push(mark);
   const wrapper = `import { endWithNpm, runProgram } from "${scripts}";
@@ -38,14 +41,19 @@ function marked(mark: string): number[] {
     if (!/^[0-9]+$/.test(name)) return [];
     try {
       // Of a process that has ended and was not waited for, it is empty.
-      return readFileSync(`/proc/${name}/environ`, "utf8").includes(`${MARK}=${mark}`) ? [Number(name)] : [];
+      return readFileSync(`/proc/${name}/environ`, "utf8").includes(`${MARK}=${mark}`)
+        ? [Number(name)]
+        : [];
     } catch {
       return [];
     }
   });
 }
 
-/** Whether the shell has started the wrapper. Until then dash loses one SIGINT in ten: its fork takes the signal, does nothing, and becomes the wrapper. */
+/**
+ * Whether the shell has started the wrapper. Until then dash loses one SIGINT in ten: its fork
+ * takes the signal, does nothing, and becomes the wrapper.
+ */
 function isWrapperStarted(mark: string): boolean {
   const node = realpathSync(process.execPath);
   return marked(mark).some((pid) => {
@@ -85,7 +93,8 @@ it.skipIf(process.platform !== "linux").each(cases)(
     const mark = randomUUID();
     const tree = startTree(mark, args);
     let output = "";
-    for (const stream of [tree.stdout, tree.stderr]) stream?.on("data", (piece) => (output += piece));
+    for (const stream of [tree.stdout, tree.stderr])
+      stream?.on("data", (piece) => (output += piece));
     await expect.poll(() => isWrapperStarted(mark), { timeout: 20_000, interval: 1 }).toBe(true);
     // Every second time while processes are being started.
     if (at % 2 === 1) await sleep(Math.random() * during);

@@ -1,4 +1,5 @@
-// A long suite: ends the demo's instances by force over NIXL; the fault runs and packages/proxy/test/flow/failure.test.ts have such ends.
+// A long suite: ends the demo's instances by force over NIXL; the fault runs and
+// packages/proxy/test/flow/failure.test.ts have such ends.
 import { existsSync } from "node:fs";
 import { KvError, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
@@ -80,7 +81,9 @@ describe.skipIf(absence !== undefined)(
   `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
     it.each(
-      (["prefill", "decode"] as const).flatMap((role) => caches.map((platform) => [role, platform] as const)),
+      (["prefill", "decode"] as const).flatMap((role) =>
+        caches.map((platform) => [role, platform] as const),
+      ),
     )(
       "the other instance continues, clients get an error in time, and the restarted %s is used again, with caches of %s",
       async (role, platform) => {
@@ -113,7 +116,9 @@ describe.skipIf(absence !== undefined)(
         await load.until(() => equalSince() >= 8);
         await load.stop();
 
-        expect(load.ended.filter(({ result }) => result === "different" || result === "late")).toEqual([]);
+        expect(
+          load.ended.filter(({ result }) => result === "different" || result === "late"),
+        ).toEqual([]);
         expect(other.process.pid).toBe(otherPid);
         // The restarted instance took part: both sides recorded the same KV of a request.
         const [sent, received] = await Promise.all([
@@ -121,7 +126,9 @@ describe.skipIf(absence !== undefined)(
           fetchRecords(up.decodes[0]?.url ?? ""),
         ]);
         const since = load.ended.slice(atRestart).filter(({ result }) => result === "equal");
-        expect(since.some(({ requestId }) => compareKv(requestId, sent, received).equal)).toBe(true);
+        expect(since.some(({ requestId }) => compareKv(requestId, sent, received).equal)).toBe(
+          true,
+        );
         await expectIdle(victim);
         await expectIdle(other);
         // The restarted instance answers handshakes where the proxy was started to read them.

@@ -24,7 +24,10 @@ async function throughProxy(options: Partial<ClusterOptions>) {
   closing.push(async () => rmSync(folder, { recursive: true, force: true }));
   const trace = join(folder, "spans.jsonl");
   const { prompts, expected } = await preparedRun();
-  const cluster = await startCluster({ ...PAIR, ...options }, { log: silentLog, logLevel: "error", trace });
+  const cluster = await startCluster(
+    { ...PAIR, ...options },
+    { log: silentLog, logLevel: "error", trace },
+  );
   const streams: number[][] = [];
   try {
     for (const [i, prompt] of prompts.entries()) {
@@ -32,8 +35,12 @@ async function throughProxy(options: Partial<ClusterOptions>) {
         method: "POST",
         headers: { "content-type": "application/json" },
         body: JSON.stringify({
-          ...{ prompt, max_tokens: expected[i]?.length, temperature: 0 },
-          ...{ ignore_eos: true, stream: true, return_token_ids: true },
+          prompt,
+          max_tokens: expected[i]?.length,
+          temperature: 0,
+          ignore_eos: true,
+          stream: true,
+          return_token_ids: true,
         }),
       });
       const events = [...(await response.text()).matchAll(/^data: (\{.*)$/gm)].map(
@@ -67,7 +74,9 @@ describe.each(["NixlConnector", "NixlPushConnector"])("%s", (connector) => {
     // Without the setting D computes the last token of each prompt again.
     const plain = await throughProxy(options);
     expect(plain.streams).toEqual(seeded.streams);
-    expect(sources(plain.spans, "decode-0", "kv_engine.request")).toEqual(Array(requests).fill(undefined));
+    expect(sources(plain.spans, "decode-0", "kv_engine.request")).toEqual(
+      Array(requests).fill(undefined),
+    );
     const again = named(plain.spans, "decode-0", "kv_engine.compute_prompt");
     expect(again.map(({ attributes }) => attributes["kv.tokens"])).toEqual(Array(requests).fill(1));
   });
@@ -81,7 +90,11 @@ it("is off by default: P's answer has no such key, and D does not read one", asy
   expect(params).not.toHaveProperty("first_token_ids");
   expect(params["kv_peer"]).not.toHaveProperty("sampling");
   const kv_transfer_params = { ...params, first_token_ids: "none of ours" };
-  const { body } = await post(both.decode.url, { prompt: prompts[0], max_tokens: 16, kv_transfer_params });
+  const { body } = await post(both.decode.url, {
+    prompt: prompts[0],
+    max_tokens: 16,
+    kv_transfer_params,
+  });
   expect(body.choices?.[0]?.token_ids).toEqual(expected[0]);
 });
 
@@ -97,7 +110,9 @@ describe("a pair without a proxy", () => {
     const { prompts } = await preparedRun();
     const prompt = prompts[0] ?? [];
     const prefilled = await post(both.prefill.url, {
-      ...{ ...prefillAsk, prompt, max_tokens: 1 },
+      ...prefillAsk,
+      prompt,
+      max_tokens: 1,
       kv_transfer_params: { do_remote_decode: true },
     });
     const { kv_transfer_params } = prefilled.body;
@@ -121,7 +136,10 @@ describe("a pair without a proxy", () => {
   });
 
   it("D samples the first token itself where P has sampled with other parameters", async () => {
-    const other = await withAndAlone({ temperature: 1.5, seed: 11 }, { temperature: 1.5, seed: 12 });
+    const other = await withAndAlone(
+      { temperature: 1.5, seed: 11 },
+      { temperature: 1.5, seed: 12 },
+    );
     expect(other.params?.["first_token_ids"]).not.toEqual([other.alone?.token_ids[0]]);
     expect(other.choice).toEqual(other.alone);
   });
@@ -130,7 +148,9 @@ describe("a pair without a proxy", () => {
     const logged = await withAndAlone({ logprobs: 0 }, {});
     expect(logged.params).toHaveProperty("first_token_ids");
     expect(logged.choice?.token_ids).toEqual(logged.alone?.token_ids);
-    expect(logged.choice).toMatchObject({ logprobs: { token_logprobs: Array(9).fill(expect.any(Number)) } });
+    expect(logged.choice).toMatchObject({
+      logprobs: { token_logprobs: Array(9).fill(expect.any(Number)) },
+    });
   });
 
   it.each([
@@ -141,14 +161,27 @@ describe("a pair without a proxy", () => {
     ["a fraction", [0.5]],
     ["text", ["7"]],
     ["no token of the model", [2 ** 31 - 1]],
-  ])("%s as first_token_ids is refused by name, and P's blocks are free", async (_what, first_token_ids) => {
-    const { prompts } = await preparedRun();
-    const kv_transfer_params = { ...(await prefillLeg(both, prompts[0] ?? [])), first_token_ids };
-    const answer = await post(both.decode.url, { prompt: prompts[0], max_tokens: 9, kv_transfer_params });
-    expect(answer).toMatchObject({
-      status: 400,
-      body: { error: { code: "KV_REQUEST_INVALID", message: expect.stringContaining("first_token_ids") } },
-    });
-    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
-  });
+  ])(
+    "%s as first_token_ids is refused by name, and P's blocks are free",
+    async (_what, first_token_ids) => {
+      const { prompts } = await preparedRun();
+      const kv_transfer_params = { ...(await prefillLeg(both, prompts[0] ?? [])), first_token_ids };
+      const answer = await post(both.decode.url, {
+        prompt: prompts[0],
+        max_tokens: 9,
+        kv_transfer_params,
+      });
+      expect(answer).toMatchObject({
+        status: 400,
+        body: {
+          error: {
+            code: "KV_REQUEST_INVALID",
+            message: expect.stringContaining("first_token_ids"),
+          },
+        },
+      });
+      for (const { url } of [both.prefill, both.decode])
+        await expectIdle({ name: "", url, backend: null });
+    },
+  );
 });

@@ -11,9 +11,16 @@ import { nixlAbsence } from "./support/nixl-absence.js";
 import { ended, startDemo } from "./support/run-demo.js";
 
 const PAIRS = [
-  // The second configuration of vllm-neuron's issue 26: blocks of a Neuron P, staged in host memory, go into D's GPU memory.
+  // The second configuration of vllm-neuron's issue 26: blocks of a Neuron P, staged in host
+  // memory, go into D's GPU memory.
   { prefillPlatform: "neuron", decodePlatform: "cuda", decodeTp: 2, decodeBlockSize: 32 },
-  { connector: "push", prefillPlatform: "cuda", decodePlatform: "cuda", prefillTp: 2, decodeBlockSize: 32 },
+  {
+    connector: "push",
+    prefillPlatform: "cuda",
+    decodePlatform: "cuda",
+    prefillTp: 2,
+    decodeBlockSize: 32,
+  },
   { decodePlatform: "cuda" },
   { prefillPlatform: "cuda", decodePlatform: "cuda", prefillTp: 2 },
   { connector: "push", decodePlatform: "cuda", decodeTp: 2 },

@@ -91,7 +91,10 @@ async function told({ instance, sideChannel }: Started) {
   const { payload } = decodeHandshakeReply(
     (await sideChannel.request({ host, port, frames, timeoutMs: 5000 })).frames,
   );
-  return { ...decodeAgentMetadata(payload.agentMetadataBytes), factors: payload.extension?.factors };
+  return {
+    ...decodeAgentMetadata(payload.agentMetadataBytes),
+    factors: payload.extension?.factors,
+  };
 }
 const factor = (name: string) => async (of: Started) =>
   ((await told(of)).factors as Readonly<Record<string, unknown>>)[name];
@@ -143,8 +146,14 @@ async function shownFailure(of: Started): Promise<string | undefined> {
   const { body } = await post(of, {
     prompt: prompt(40),
     kv_transfer_params: {
-      ...{ do_remote_prefill: true, do_remote_decode: false, remote_engine_id: "p", remote_host: "nowhere" },
-      ...{ remote_port: 1, remote_request_id: "r", remote_block_ids: [[1, 2, 3]], tp_size: 1 },
+      do_remote_prefill: true,
+      do_remote_decode: false,
+      remote_engine_id: "p",
+      remote_host: "nowhere",
+      remote_port: 1,
+      remote_request_id: "r",
+      remote_block_ids: [[1, 2, 3]],
+      tp_size: 1,
     },
   });
   return body.error?.message;
@@ -152,7 +161,10 @@ async function shownFailure(of: Started): Promise<string | undefined> {
 
 const connectorLabels = ({ instance }: Started) => [
   ...new Set(
-    Array.from(instance.metrics().matchAll(/^vllm:nixl_\w+\{.*?engine="(\d)"/gm), ([, engine]) => engine),
+    Array.from(
+      instance.metrics().matchAll(/^vllm:nixl_\w+\{.*?engine="(\d)"/gm),
+      ([, engine]) => engine,
+    ),
   ),
 ];
 const status = (name: string) => async (of: Started) =>
@@ -209,7 +221,12 @@ describe("an instance with its defaults, and one with other settings", () => {
     ["host", ({ instance }) => new URL(instance.url).hostname, "127.0.0.1", "localhost"],
     ["servedModelName", ({ instance }) => instance.modelNames[0], "tiny-qwen3", "served"],
     ["maxModelLen", ({ instance }) => instance.maxModelLen, 2048, 300],
-    ["numBlocks and blockSize, as max_tokens", ({ instance }) => instance.maxOutputTokens, 511 * 16, 39 * 32],
+    [
+      "numBlocks and blockSize, as max_tokens",
+      ({ instance }) => instance.maxOutputTokens,
+      511 * 16,
+      39 * 32,
+    ],
     ["blockSize", async (of) => (await told(of)).blockSize, 16, 32],
     ["numBlocks", async (of) => (await told(of)).numBlocks, 512, 40],
     ["attentionBackend", async (of) => (await told(of)).attentionBackend, "PLAIN", "OURS"],
@@ -220,15 +237,30 @@ describe("an instance with its defaults, and one with other settings", () => {
     ["compat.connectorVersion", factor("nixl_connector_version"), 15, 14],
     ["compat.isHmaEnabled", factor("is_hma_enabled"), true, false],
     ["compat.attentionBackend", factor("attn_backend_name"), "PLAIN", "CPU_ATTN"],
-    ["sideChannelPort, after the variable", ({ instance }) => instance.sideChannel?.port, 5650, 5700],
+    [
+      "sideChannelPort, after the variable",
+      ({ instance }) => instance.sideChannel?.port,
+      5650,
+      5700,
+    ],
     ["sideChannelHost", ({ instance }) => instance.sideChannel?.host, "127.0.0.1", "changed-host"],
     ["dp, as a label of metrics", connectorLabels, ["0"], ["0", "1"]],
     ["maxNumSeqs", atOnce, 4, 3],
     ["maxNumBatchedTokens", chunksOf100Tokens, 1, 3],
     ["prefixCaching", cachedOnRepeat, 64, 0],
     ["digests", async (of) => (await prefill(of, 40)).record?.digests.length, 0, 3],
-    ["debug", async (of) => (await post(of, { prompt: prompt(3), demo_zero_block: 0 })).status, 400, 200],
-    ["httpLimits", async (of) => (await post(of, { prompt: [3], user: "x".repeat(4000) })).status, 200, 413],
+    [
+      "debug",
+      async (of) => (await post(of, { prompt: prompt(3), demo_zero_block: 0 })).status,
+      400,
+      200,
+    ],
+    [
+      "httpLimits",
+      async (of) => (await post(of, { prompt: [3], user: "x".repeat(4000) })).status,
+      200,
+      413,
+    ],
     ["exposeErrors", shownFailure, hidden, expect.stringContaining("does not answer")],
   ])("%s", async (_, probe, ofUsual, ofChanged) => {
     expect(await probe(usual)).toEqual(ofUsual);
@@ -237,12 +269,20 @@ describe("an instance with its defaults, and one with other settings", () => {
 
   it("port: one that another instance has is refused", async () => {
     const { port } = usual.instance;
-    await expect(start({ port })).rejects.toThrow(`cannot listen on 127.0.0.1:${port} (EADDRINUSE)`);
+    await expect(start({ port })).rejects.toThrow(
+      `cannot listen on 127.0.0.1:${port} (EADDRINUSE)`,
+    );
   });
 });
 
 it("simulate: peers see the layers, heads and sizes of the simulated model", async () => {
-  const simulate = { forwardMsPer512Tokens: 0, layers: 3, kvHeads: 5, headDim: 16, maxModelLen: 100 };
+  const simulate = {
+    forwardMsPer512Tokens: 0,
+    layers: 3,
+    kvHeads: 5,
+    headDim: 16,
+    maxModelLen: 100,
+  };
   const simulated = await start({ simulate });
   const names = ["num_hidden_layers", "num_kv_heads", "head_size"];
   expect(await Promise.all(names.map((name) => factor(name)(simulated)))).toEqual([3, 5, 16]);
@@ -275,8 +315,14 @@ it.each([
     posted += 1;
     return false;
   };
-  const network = memoryNetwork({ faults: [{ fault: "delay", operation: "WRITE", where: countWrite }] });
-  const kvTransferConfig = { kv_connector: "push", kv_role: "kv_both", kv_connector_extra_config: extra };
+  const network = memoryNetwork({
+    faults: [{ fault: "delay", operation: "WRITE", where: countWrite }],
+  });
+  const kvTransferConfig = {
+    kv_connector: "push",
+    kv_role: "kv_both",
+    kv_connector_extra_config: extra,
+  };
   const [p, d] = await Promise.all(
     ["p", "d"].map((sideChannelHost) => start({ sideChannelHost, kvTransferConfig }, network)),
   );
@@ -289,15 +335,25 @@ it.each([
     {
       ...request,
       kv_transfer_params: {
-        ...{ do_remote_prefill: true, remote_engine_id: p.instance.engineIds[0], remote_request_id: "one" },
-        ...{ remote_host: host, remote_port: port, tp_size: 1, transfer_mode: "push" },
+        do_remote_prefill: true,
+        remote_engine_id: p.instance.engineIds[0],
+        remote_request_id: "one",
+        remote_host: host,
+        remote_port: port,
+        tp_size: 1,
+        transfer_mode: "push",
       },
     },
     named,
   );
-  const waiting = () => (p.instance.status() as { workers: { registrations: number }[] }).workers[0];
+  const waiting = () =>
+    (p.instance.status() as { workers: { registrations: number }[] }).workers[0];
   await expect.poll(() => waiting()?.registrations).toBe(1);
-  await post(p, { ...request, kv_transfer_params: { do_remote_decode: true, transfer_mode: "push" } }, named);
+  await post(
+    p,
+    { ...request, kv_transfer_params: { do_remote_decode: true, transfer_mode: "push" } },
+    named,
+  );
   expect((await received).status).toBe(200);
   expect(posted).toBe(writes);
   const { records } = p.instance.kvTransfers() as { readonly records: readonly KvRecord[] };

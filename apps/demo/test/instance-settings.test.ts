@@ -37,12 +37,17 @@ async function complete({ url }: Instance, body: object) {
   });
   return {
     status: response.status,
-    body: (await response.json()) as { error?: { message: string }; usage?: { completion_tokens: number } },
+    body: (await response.json()) as {
+      error?: { message: string };
+      usage?: { completion_tokens: number };
+    },
   };
 }
 
 async function announced({ url }: Instance): Promise<number | undefined> {
-  const models = (await (await fetch(`${url}/v1/models`)).json()) as { data: { max_model_len: number }[] };
+  const models = (await (await fetch(`${url}/v1/models`)).json()) as {
+    data: { max_model_len: number }[];
+  };
   return models.data[0]?.max_model_len;
 }
 
@@ -70,71 +75,90 @@ describe("max_model_len", () => {
   );
 
   it("is refused when the model or the cache is smaller", async () => {
-    await expect(start({ maxModelLen: 1e6 })).rejects.toThrow(/maxModelLen is 1000000, and the model has/);
-    await expect(start({ maxModelLen: 64, numBlocks: 4 })).rejects.toThrow(/the cache holds 48 tokens/);
+    await expect(start({ maxModelLen: 1e6 })).rejects.toThrow(
+      /maxModelLen is 1000000, and the model has/,
+    );
+    await expect(start({ maxModelLen: 64, numBlocks: 4 })).rejects.toThrow(
+      /the cache holds 48 tokens/,
+    );
   });
 });
 
 describe("maxConcurrentBatches", () => {
   it("is the platform's limit, and more is refused", async () => {
     expect((await start()).settings).toMatchObject({ maxConcurrentBatches: 2 });
-    expect((await start({ platform: "neuron" })).settings).toMatchObject({ maxConcurrentBatches: 1 });
+    expect((await start({ platform: "neuron" })).settings).toMatchObject({
+      maxConcurrentBatches: 1,
+    });
     await expect(start({ platform: "neuron", maxConcurrentBatches: 2 })).rejects.toThrow(
       "maxConcurrentBatches is 2, and platform neuron executes at most 1",
     );
   });
 
-  const simulate = { forwardMsPer512Tokens: 5, layers: 1, kvHeads: 1, headDim: 16, maxModelLen: 1024 };
+  const simulate = {
+    forwardMsPer512Tokens: 5,
+    layers: 1,
+    kvHeads: 1,
+    headDim: 16,
+    maxModelLen: 1024,
+  };
   it.each([
     ["the platform's limit of 2", {}, 2],
     ["a lower setting", { maxConcurrentBatches: 1 }, 1],
     ["a simulated model, which computes one after another", { simulate }, 1],
-  ])("the engine obeys %s: so many of 4 prompts are computed at the same time", async (_, settings, most) => {
-    let computing = 0;
-    let seen = 0;
-    let begun = () => {};
-    const span: Span = { traceparent: "", set() {}, event() {}, end() {} };
-    const tracer: Tracer = {
-      start(name) {
-        if (name !== "kv_engine.compute_prompt") return span;
-        computing += 1;
-        seen = Math.max(seen, computing);
-        begun();
-        const end = () => {
-          computing -= 1;
-        };
-        return { ...span, end };
-      },
-    };
-    const [engine] = (await start(settings, { tracer })).engines;
-    const outcomes: Promise<unknown>[] = [];
-    for (let n = 0; n < 4; n++) {
-      // Each next prompt comes when the one before begins: they are in batches of their own.
-      const computed = new Promise<void>((resolve) => {
-        begun = resolve;
-      });
-      const promptTokens = [n + 3, n + 4];
-      outcomes.push(
-        engine?.submit({ requestId: `r${n}`, promptTokens, maxTokens: 1 }).done ?? Promise.reject(),
-      );
-      await computed;
-    }
-    await Promise.all(outcomes);
-    expect(seen).toBe(most);
-  });
+  ])(
+    "the engine obeys %s: so many of 4 prompts are computed at the same time",
+    async (_, settings, most) => {
+      let computing = 0;
+      let seen = 0;
+      let begun = () => {};
+      const span: Span = { traceparent: "", set() {}, event() {}, end() {} };
+      const tracer: Tracer = {
+        start(name) {
+          if (name !== "kv_engine.compute_prompt") return span;
+          computing += 1;
+          seen = Math.max(seen, computing);
+          begun();
+          const end = () => {
+            computing -= 1;
+          };
+          return { ...span, end };
+        },
+      };
+      const [engine] = (await start(settings, { tracer })).engines;
+      const outcomes: Promise<unknown>[] = [];
+      for (let n = 0; n < 4; n++) {
+        // Each next prompt comes when the one before begins: they are in batches of their own.
+        const computed = new Promise<void>((resolve) => {
+          begun = resolve;
+        });
+        const promptTokens = [n + 3, n + 4];
+        outcomes.push(
+          engine?.submit({ requestId: `r${n}`, promptTokens, maxTokens: 1 }).done ??
+            Promise.reject(),
+        );
+        await computed;
+      }
+      await Promise.all(outcomes);
+      expect(seen).toBe(most);
+    },
+  );
 });
 
 describe("what the platform cannot do", () => {
   it.each([
     [{ prefixCaching: true }, "prefixCaching is true: on trn1"],
     [{ maxNumSeqs: 2 }, "maxNumSeqs is 2: on trn1"],
-  ])("is refused at the start on Neuron, with the compiler's bug: %j", async (settings, message) => {
-    const refused = start({ platform: "neuron", ...settings });
-    await expect(refused).rejects.toMatchObject({
-      code: "KV_PLATFORM_UNSUPPORTED",
-      message: `${message} the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron-sdk #1304)`,
-    });
-  });
+  ])(
+    "is refused at the start on Neuron, with the compiler's bug: %j",
+    async (settings, message) => {
+      const refused = start({ platform: "neuron", ...settings });
+      await expect(refused).rejects.toMatchObject({
+        code: "KV_PLATFORM_UNSUPPORTED",
+        message: `${message} the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron-sdk #1304)`,
+      });
+    },
+  );
 
   it("S1.8: the instance's neuronFamily decides: what trn1 refuses is a warning on trn2", async () => {
     const warned: unknown[] = [];

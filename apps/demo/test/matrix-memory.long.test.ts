@@ -7,7 +7,8 @@ import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 vi.setConfig({ testTimeout: 180_000 });
 
 describe("tokens and KV over the embedded transport", () => {
-  // Each TP and block size of either side at least once; accuracy.long.test.ts has equal sizes, and blocks of 32 tokens on either side.
+  // Each TP and block size of either side at least once; accuracy.long.test.ts has equal sizes, and
+  // blocks of 32 tokens on either side.
   it.each(isLongRun ? PAIRS : [PAIRS[3], PAIRS[7], PAIRS[8]])(
     "TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
     async (pair) => {
@@ -36,7 +37,12 @@ describe("tokens and KV over the embedded transport", () => {
   );
 
   it("push, prefill first", async () => {
-    await expectEqual({ transport: "memory", connector: "push", pushLegs: "prefill-first", prefills: 2 });
+    await expectEqual({
+      transport: "memory",
+      connector: "push",
+      pushLegs: "prefill-first",
+      prefills: 2,
+    });
   });
 
   it("push, layerwise, to other block and TP sizes", async () => {
@@ -60,12 +66,21 @@ describe("tokens and KV over the embedded transport", () => {
       2,
     ),
   )("prompts in chunks of 40 tokens, %o", async (options) => {
-    const instance = { maxNumBatchedTokens: 40, maxNumSeqs: options.prefillPlatform === "neuron" ? 1 : 16 };
+    const instance = {
+      maxNumBatchedTokens: 40,
+      maxNumSeqs: options.prefillPlatform === "neuron" ? 1 : 16,
+    };
     await expectEqual({ transport: "memory", ...options, instance });
   });
 
   it("pull and push in one deployment", async () => {
-    await expectEqual({ transport: "memory", connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 });
+    await expectEqual({
+      transport: "memory",
+      connector: "auto",
+      prefills: 2,
+      decodes: 2,
+      decodeTp: 2,
+    });
   });
 
   it.runIf(isLongRun)("two prefills and two decodes", async () => {

@@ -13,8 +13,11 @@ import { jsonLog } from "../src/processes/json-log.js";
 import { complete } from "../src/run/completion-client.js";
 import { PAIR } from "./support/matrix.js";
 
-// The dashboard and the alert rules that @kv/proxy ships, against what a pair and its proxy really export.
-const monitoring = fileURLToPath(new URL("../../../packages/proxy/deploy/monitoring/", import.meta.url));
+// The dashboard and the alert rules that @kv/proxy ships, against what a pair and its proxy really
+// export.
+const monitoring = fileURLToPath(
+  new URL("../../../packages/proxy/deploy/monitoring/", import.meta.url),
+);
 const read = (name: string) => readFileSync(join(monitoring, name), "utf8");
 
 interface Dashboard {
@@ -23,7 +26,9 @@ interface Dashboard {
     readonly description?: string;
     readonly targets: readonly { readonly expr: string }[];
   }[];
-  readonly templating: { readonly list: readonly { readonly query: string | { readonly query: string } }[] };
+  readonly templating: {
+    readonly list: readonly { readonly query: string | { readonly query: string } }[];
+  };
 }
 const dashboard = JSON.parse(read("dashboard.json")) as Dashboard;
 const panelQueries = dashboard.panels.flatMap(({ title, targets }) =>
@@ -33,7 +38,9 @@ const variableQueries = dashboard.templating.list.map(({ query }) =>
   typeof query === "string" ? query : query.query,
 );
 
-/** The metrics that an expression of PromQL names; those of this project and of vLLM have a prefix. */
+/**
+ * The metrics that an expression of PromQL names; those of this project and of vLLM have a prefix.
+ */
 const metricsIn = (text: string) => new Set(text.match(/\b(kv_\w+|vllm:\w+)/g) ?? []);
 
 const log = jsonLog("error");
@@ -49,7 +56,9 @@ beforeAll(async () => {
     each.map(({ url }) => url),
   );
   proxy = createProxy({
-    ...{ prefillers, decoders, log },
+    prefillers,
+    decoders,
+    log,
     admin: { port: 0 },
     limits: { bodyLengthBytes: 10_000 },
     disaggregateAbove: 8,
@@ -59,7 +68,12 @@ beforeAll(async () => {
   targets = { proxy: adminUrl, engines: [...(prefillers ?? []), ...(decoders ?? [])] };
   const prompt = (length: number) => Array.from({ length }, (_, at) => 3 + (at % 200));
   for (const length of [40, 100, 200])
-    await complete({ url, requestId: `length-${length}`, promptTokens: prompt(length), maxTokens: 4 });
+    await complete({
+      url,
+      requestId: `length-${length}`,
+      promptTokens: prompt(length),
+      maxTokens: 4,
+    });
   const tooLong = fetch(`${url}/v1/completions`, {
     method: "POST",
     headers: { "content-type": "application/json" },
@@ -98,9 +112,9 @@ test("each metric of the dashboard and of the alert rules is exported by a run",
     (found) => found[0],
   );
   expect(alerts.length).toBeGreaterThan(5);
-  const named = [...panelQueries.map(({ expr }) => expr), ...variableQueries, ...alerts].flatMap((text) => [
-    ...metricsIn(text),
-  ]);
+  const named = [...panelQueries.map(({ expr }) => expr), ...variableQueries, ...alerts].flatMap(
+    (text) => [...metricsIn(text)],
+  );
   expect(named.length).toBeGreaterThan(20);
   expect(named.filter((name) => !samples.has(name))).toEqual([]);
 });
@@ -121,7 +135,10 @@ test("docs/metrics.md has each exported metric", async () => {
       const help = new RegExp(`^# HELP ${name} (.*)$`, "m").exec(text)?.[1] ?? "";
       rows.set(name, [`\`${name}\``, type, help, panelOf(name) ?? ""]);
     }
-  const table = [["metric", "type", "meaning", "panel"], ...[...rows].toSorted().map(([, row]) => row)];
+  const table = [
+    ["metric", "type", "meaning", "panel"],
+    ...[...rows].toSorted().map(([, row]) => row),
+  ];
   const page = new URL("../../../docs/metrics.md", import.meta.url);
   await expect(withMade(readFileSync(page, "utf8"), "metrics", table)).toMatchFileSnapshot(
     fileURLToPath(page),
@@ -134,7 +151,9 @@ test("each exported metric is on the dashboard, has a help text, base units and 
     expect(types.length).toBeGreaterThan(3);
     for (const { name, type } of types) {
       const series =
-        type === "histogram" ? ["_bucket", "_sum", "_count"].map((suffix) => name + suffix) : [name];
+        type === "histogram"
+          ? ["_bucket", "_sum", "_count"].map((suffix) => name + suffix)
+          : [name];
       expect(
         series.some((each) => shown.has(each)),
         `${name} on the dashboard`,
@@ -155,7 +174,9 @@ function findProgram(name: string): string | undefined {
 const promtool = findProgram("promtool");
 const prometheus = findProgram("prometheus");
 const missing =
-  promtool === undefined || prometheus === undefined ? "missing: apt-get install prometheus" : undefined;
+  promtool === undefined || prometheus === undefined
+    ? "missing: apt-get install prometheus"
+    : undefined;
 const isSkipped = missing !== undefined && process.env.CI !== "true";
 
 describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
@@ -169,7 +190,11 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
   /** Runs promtool; an error has its output. */
   function check(...args: string[]): string {
     try {
-      return execFileSync(promtool ?? "promtool", args, { cwd: work, encoding: "utf8", stdio: "pipe" });
+      return execFileSync(promtool ?? "promtool", args, {
+        cwd: work,
+        encoding: "utf8",
+        stdio: "pipe",
+      });
     } catch (error) {
       const { stdout, stderr } = error as SpawnSyncReturns<string>;
       throw new Error(`promtool ${args.join(" ")}: ${stdout}${stderr}`);
@@ -200,7 +225,11 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
       .replace('["127.0.0.1:9090"]', hosts([targets.proxy]))
       .replace('["127.0.0.1:8100", "127.0.0.1:8200"]', hosts(targets.engines));
     writeFileSync(join(work, "run.yaml"), config);
-    const args = ["--config.file=run.yaml", "--storage.tsdb.path=data", `--web.listen-address=${address}`];
+    const args = [
+      "--config.file=run.yaml",
+      "--storage.tsdb.path=data",
+      `--web.listen-address=${address}`,
+    ];
     const server = spawn(prometheus ?? "prometheus", args, { cwd: work, stdio: "ignore" });
     const ended = new Promise<void>((resolve) => {
       server.once("close", () => resolve());
@@ -220,15 +249,17 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
       await expect
         .poll(
           async () =>
-            (await query("count_over_time(up[1m]) > 2 and up == 1").catch(() => undefined))?.data.result
-              .length,
+            (await query("count_over_time(up[1m]) > 2 and up == 1").catch(() => undefined))?.data
+              .result.length,
           {
             timeout: 60_000,
           },
         )
         .toBe(1 + targets.engines.length);
       for (const { title, expr } of panelQueries) {
-        const filled = expr.replaceAll("$__rate_interval", "1m").replaceAll(/\$(proxy|engine)/g, ".*");
+        const filled = expr
+          .replaceAll("$__rate_interval", "1m")
+          .replaceAll(/\$(proxy|engine)/g, ".*");
         const { status, error, data } = await query(filled);
         expect({ title, status, error }).toEqual({ title, status: "success", error: undefined });
         expect(data.result.length, `${title}: ${filled}`).toBeGreaterThan(0);

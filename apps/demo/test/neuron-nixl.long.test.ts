@@ -42,37 +42,59 @@ describe.skipIf(noLibfabric !== undefined)(
   },
 );
 
-describe.skipIf(absence !== undefined)(`a simulated Neuron device over NIXL${because(absence)}`, () => {
-  it(
-    "at decode, with different TP and block sizes",
-    async () => {
-      const { ok, requests } = await report([
-        ...["--decode-platform", "neuron", "--transport", "nixl"],
-        ...["--prefill-tp", "2", "--decode-block-size", "32"],
-      ]);
-      expect(ok).toBe(true);
-      for (const request of requests) {
-        expect(request).toMatchObject({ output_tokens: 30, save_ms: 0 });
-        expect(request.load_ms).toBeGreaterThan(0);
-      }
-    },
-    SLOW_MACHINE_MS,
-  );
+describe.skipIf(absence !== undefined)(
+  `a simulated Neuron device over NIXL${because(absence)}`,
+  () => {
+    it(
+      "at decode, with different TP and block sizes",
+      async () => {
+        const { ok, requests } = await report([
+          "--decode-platform",
+          "neuron",
+          "--transport",
+          "nixl",
+          "--prefill-tp",
+          "2",
+          "--decode-block-size",
+          "32",
+        ]);
+        expect(ok).toBe(true);
+        for (const request of requests) {
+          expect(request).toMatchObject({ output_tokens: 30, save_ms: 0 });
+          expect(request.load_ms).toBeGreaterThan(0);
+        }
+      },
+      SLOW_MACHINE_MS,
+    );
 
-  it(
-    "at prefill and decode, with push",
-    async () => {
-      const { ok, requests } = await report([
-        ...["--prefill-platform", "neuron", "--decode-platform", "neuron", "--transport", "nixl"],
-        ...["--connector", "push"],
-      ]);
-      expect(ok).toBe(true);
-      for (const request of requests) {
-        for (const time of ["prefill_ms", "save_ms", "transfer_ms", "load_ms", "decode_ms", "total_ms"])
-          expect(request[time], time).toBeGreaterThan(0);
-        expect(request.transfer_bytes).toBeGreaterThan(0);
-      }
-    },
-    SLOW_MACHINE_MS,
-  );
-});
+    it(
+      "at prefill and decode, with push",
+      async () => {
+        const { ok, requests } = await report([
+          "--prefill-platform",
+          "neuron",
+          "--decode-platform",
+          "neuron",
+          "--transport",
+          "nixl",
+          "--connector",
+          "push",
+        ]);
+        expect(ok).toBe(true);
+        for (const request of requests) {
+          for (const time of [
+            "prefill_ms",
+            "save_ms",
+            "transfer_ms",
+            "load_ms",
+            "decode_ms",
+            "total_ms",
+          ])
+            expect(request[time], time).toBeGreaterThan(0);
+          expect(request.transfer_bytes).toBeGreaterThan(0);
+        }
+      },
+      SLOW_MACHINE_MS,
+    );
+  },
+);

@@ -14,7 +14,8 @@ import { expectIdle, PAIR } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 import { startRelayed } from "./support/relayed-instance.js";
 
-// Two P and two D behind kv-proxy --readback; one of them after the other ends as by SIGKILL at a random moment and comes back (issue 48, point 5).
+// Two P and two D behind kv-proxy --readback; one of them after the other ends as by SIGKILL at a
+// random moment and comes back (issue 48, point 5).
 
 const absence = await nixlAbsence();
 const [CLIENTS, TURNS] = [4, 4];
@@ -22,7 +23,12 @@ const [CLIENTS, TURNS] = [4, 4];
 const TTL_SECONDS = isLongRun ? 20 : 6;
 const extraConfig = { ...READBACK, decoder_kv_blocks_ttl: TTL_SECONDS };
 const FLEET = {
-  ...{ ...PAIR, prefills: 2, decodes: 2, leaseSeconds: 6, requestTimeoutSeconds: 3, extraConfig },
+  ...PAIR,
+  prefills: 2,
+  decodes: 2,
+  leaseSeconds: 6,
+  requestTimeoutSeconds: 3,
+  extraConfig,
   // What P does not read it computes.
   prefillInstance: { prefixCaching: false },
 } as const;
@@ -79,7 +85,8 @@ async function serveUnderKills(victims: readonly Victim[], requests: number, mem
     const begunAt = performance.now();
     try {
       const tokens = isStream
-        ? (await complete({ url, requestId, promptTokens: prompt, maxTokens: wanted.length })).tokens
+        ? (await complete({ url, requestId, promptTokens: prompt, maxTokens: wanted.length }))
+            .tokens
         : await answered(url, requestId, prompt, wanted.length);
       if (sameTokens(tokens, wanted)) counts.served += 1;
       else failures.push(`${requestId}, turn ${turn}: other tokens`);
@@ -141,19 +148,30 @@ async function serveUnderKills(victims: readonly Victim[], requests: number, mem
 }
 
 let prepared: Promise<Conversation> | undefined;
-const conversation = () => (prepared ??= prepareConversation(TURNS, {}, { maxTokens: 8, say: () => {} }));
+const conversation = () =>
+  (prepared ??= prepareConversation(TURNS, {}, { maxTokens: 8, say: () => {} }));
 
 /** The tokens of an answer that is no stream. */
-async function answered(url: string, requestId: string, prompt: readonly number[], maxTokens: number) {
+async function answered(
+  url: string,
+  requestId: string,
+  prompt: readonly number[],
+  maxTokens: number,
+) {
   const response = await fetch(`${url}/v1/completions`, {
     method: "POST",
     headers: { "content-type": "application/json", "x-request-id": requestId },
     body: JSON.stringify({
-      ...{ prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, return_token_ids: true },
+      prompt,
+      max_tokens: maxTokens,
+      temperature: 0,
+      ignore_eos: true,
+      return_token_ids: true,
     }),
   });
   const text = await response.text();
-  if (!response.ok) throw new KvError("KV_PROXY_UPSTREAM_FAILED", `HTTP ${response.status}: ${text}`);
+  if (!response.ok)
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `HTTP ${response.status}: ${text}`);
   const { choices } = JSON.parse(text) as { choices: readonly { token_ids: readonly number[] }[] };
   return choices[0]?.token_ids ?? [];
 }
@@ -165,7 +183,9 @@ describe("instances end under conversations that are read back", () => {
     async () => {
       const network = memoryNetwork();
       const { prefills, decodes } = planInstances(FLEET);
-      const victims = await Promise.all([...prefills, ...decodes].map((one) => startRelayed(one, network)));
+      const victims = await Promise.all(
+        [...prefills, ...decodes].map((one) => startRelayed(one, network)),
+      );
       try {
         await serveUnderKills(victims, inMemory, true);
       } finally {

@@ -31,11 +31,16 @@ async function start(options: Partial<ClusterOptions>) {
 }
 
 const leases = async (url: string): Promise<number | undefined> => {
-  const status = (await (await fetch(`${url}/status`)).json()) as { outstanding: Record<string, number> };
+  const status = (await (await fetch(`${url}/status`)).json()) as {
+    outstanding: Record<string, number>;
+  };
   return status.outstanding.leases;
 };
 
-/** The proxy's request for blocks that nobody will decode: the decode instance refuses it and tells the prefill instance. */
+/**
+ * The proxy's request for blocks that nobody will decode: the decode instance refuses it and tells
+ * the prefill instance.
+ */
 async function expectReleased(options: Partial<ClusterOptions>): Promise<void> {
   const { prompts, expected } = await preparedRun();
   const { prefill, decode, proxy } = await start(options);
@@ -63,9 +68,12 @@ async function expectReleased(options: Partial<ClusterOptions>): Promise<void> {
 }
 
 describe("a request for blocks that nobody will decode", () => {
-  it.each(["NixlConnector", "push"])("frees them at once, in one process, with %s", async (connector) => {
-    await expectReleased({ connector });
-  });
+  it.each(["NixlConnector", "push"])(
+    "frees them at once, in one process, with %s",
+    async (connector) => {
+      await expectReleased({ connector });
+    },
+  );
 });
 
 describe("requests that a decode instance refuses", () => {
@@ -98,17 +106,20 @@ describe.skipIf(absence !== undefined)(
 );
 
 describe("a request id of 128 characters, the longest that the proxy takes", () => {
-  it.each(["NixlConnector", "push"] as const)("passes proxy and instances with %s", async (connector) => {
-    const { prompts, expected } = await preparedRun();
-    const { proxy } = await start({ connector });
-    for (const letter of ["a", "b"]) {
-      const answer = await complete({
-        url: proxy.url,
-        requestId: letter.repeat(128),
-        promptTokens: prompts[0] ?? [],
-        maxTokens: 16,
-      });
-      expect(answer.tokens).toEqual(expected[0]);
-    }
-  });
+  it.each(["NixlConnector", "push"] as const)(
+    "passes proxy and instances with %s",
+    async (connector) => {
+      const { prompts, expected } = await preparedRun();
+      const { proxy } = await start({ connector });
+      for (const letter of ["a", "b"]) {
+        const answer = await complete({
+          url: proxy.url,
+          requestId: letter.repeat(128),
+          promptTokens: prompts[0] ?? [],
+          maxTokens: 16,
+        });
+        expect(answer.tokens).toEqual(expected[0]);
+      }
+    },
+  );
 });

@@ -5,7 +5,13 @@ import { jsonLog } from "../src/processes/json-log.js";
 import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
-import { type Answer, type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
+import {
+  type Answer,
+  type MemoryPair,
+  memoryPair,
+  post,
+  prefillLeg,
+} from "./support/memory-pair.js";
 
 const closing: { close(): Promise<void> }[] = [];
 afterEach(async () => {
@@ -19,7 +25,8 @@ async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): 
 }
 const cluster = (): Promise<Cluster> =>
   open(startCluster({ ...PAIR, leaseSeconds: 3 }, { log: jsonLog("error"), logLevel: "error" }));
-const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> => open(memoryPair(decodeConfig));
+const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> =>
+  open(memoryPair(decodeConfig));
 
 describe("a pair behind a proxy", () => {
   it("transfers only KV that the decode instance does not have", async () => {
@@ -36,7 +43,8 @@ describe("a pair behind a proxy", () => {
     const next = await ask("next", turn);
     expect(next.tokens).toHaveLength(16);
     const records = await fetchRecords(decodes[0]?.url ?? "");
-    const of = (id: string) => records.find(({ request_id }) => request_id.startsWith(`cmpl-${id}-`));
+    const of = (id: string) =>
+      records.find(({ request_id }) => request_id.startsWith(`cmpl-${id}-`));
     const blockBytes = 4 * 4 * 16 * 64 * 4;
     expect(of("first")).toMatchObject({
       tokens: 100,
@@ -61,7 +69,10 @@ describe("a pair behind a proxy", () => {
   it("field.md R13: a prompt that is too long is refused in the words of one engine, without P's limit of one token", async () => {
     const { proxy, decodes } = await cluster();
     const body = { prompt: Array(3000).fill(7), max_tokens: 9 };
-    const [ours, alone] = await Promise.all([post(proxy.url, body), post(decodes[0]?.url ?? "", body)]);
+    const [ours, alone] = await Promise.all([
+      post(proxy.url, body),
+      post(decodes[0]?.url ?? "", body),
+    ]);
     expect(alone).toMatchObject({ status: 400 });
     const words = ({ error }: Answer) => error?.message.replace(/request \S+:/, "");
     expect([ours.status, words(ours.body)]).toEqual([400, words(alone.body)]);
@@ -118,7 +129,8 @@ describe("a client with HTTP to both instances", () => {
       const answer = await ask(users, user === 0 ? undefined : await prefillLeg(both, users));
       expect(answer.body.choices?.[0]?.token_ids).toEqual(expected[1]);
     }
-    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+    for (const { url } of [both.prefill, both.decode])
+      await expectIdle({ name: "", url, backend: null });
   });
 });
 
@@ -137,11 +149,14 @@ describe("a decode request with a placeholder for the prompt, as in the example 
       body: {
         error: {
           code: "KV_REQUEST_INVALID",
-          message: expect.stringMatching(/remote_num_tokens is 42, and the prompt has 4 tokens/) as string,
+          message: expect.stringMatching(
+            /remote_num_tokens is 42, and the prompt has 4 tokens/,
+          ) as string,
         },
       },
     });
-    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+    for (const { url } of [both.prefill, both.decode])
+      await expectIdle({ name: "", url, backend: null });
   });
 
   it("continues the prefill worker's prompt when a chat names it in kv_transfer_params.prompt_token_ids", async () => {
@@ -155,7 +170,10 @@ describe("a decode request with a placeholder for the prompt, as in the example 
         headers: { "content-type": "application/json" },
         body: JSON.stringify({
           messages: [{ role: "user", content: "placeholder" }],
-          ...{ max_tokens: 16, temperature: 0, ignore_eos: true, return_token_ids: true },
+          max_tokens: 16,
+          temperature: 0,
+          ignore_eos: true,
+          return_token_ids: true,
           kv_transfer_params: { ...params, prompt_token_ids },
         }),
       });
@@ -167,7 +185,8 @@ describe("a decode request with a placeholder for the prompt, as in the example 
     expect((await ask(prompt)).body.choices?.[0]?.token_ids).toEqual(expected[0]);
     const records = await fetchRecords(both.decode.url);
     expect(records.filter(({ direction }) => direction === "received")).toHaveLength(1);
-    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+    for (const { url } of [both.prefill, both.decode])
+      await expectIdle({ name: "", url, backend: null });
   });
 });
 
@@ -192,9 +211,14 @@ describe("a transfer that fails", () => {
     const prompt = prompts[0] ?? [];
     const params = await prefillLeg(both, prompt);
     both.network.setFaults([{ fault: "fail", operation: "READ", times: 1 }]);
-    const { body } = await post(both.decode.url, { prompt, max_tokens: 16, kv_transfer_params: params });
+    const { body } = await post(both.decode.url, {
+      prompt,
+      max_tokens: 16,
+      kv_transfer_params: params,
+    });
     expect(body.choices?.[0]?.token_ids).toEqual(expected[0]);
-    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+    for (const { url } of [both.prefill, both.decode])
+      await expectIdle({ name: "", url, backend: null });
   });
 
   it.each([

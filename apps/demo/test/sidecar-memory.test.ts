@@ -6,7 +6,10 @@ import { fetchRecords } from "../src/run/check-run.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
 
 interface Answer {
-  readonly choices: readonly { readonly index: number; readonly token_ids: readonly number[] | null }[];
+  readonly choices: readonly {
+    readonly index: number;
+    readonly token_ids: readonly number[] | null;
+  }[];
 }
 
 const CONNECTORS = [
@@ -81,7 +84,11 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
       const body = { max_tokens: 8, ...more };
       const asked = at.map(fresh);
       const id = `case-${name.replaceAll(" ", "-")}`;
-      const answer = await post(url, { ...body, prompt: asked.length === 1 ? asked[0] : asked }, through(id));
+      const answer = await post(
+        url,
+        { ...body, prompt: asked.length === 1 ? asked[0] : asked },
+        through(id),
+      );
       expect(answer.status).toBe(200);
       const got = await tokens(answer);
       // The side that moves the bytes records them, P of a push shortly after D goes on.
@@ -97,7 +104,11 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
 
   it("copies of a prompt, streamed: each is what the decode instance alone generates", async () => {
     const prompt = fresh(7);
-    const answer = await post(url, { prompt, max_tokens: 4, n: 3, stream: true }, through("copies"));
+    const answer = await post(
+      url,
+      { prompt, max_tokens: 4, n: 3, stream: true },
+      through("copies"),
+    );
     const byIndex = new Map<number, number[]>();
     for (const [, data = ""] of (await answer.text()).matchAll(/^data: (\{.*)$/gm))
       for (const { index, token_ids } of (JSON.parse(data) as Answer).choices)
@@ -109,7 +120,9 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
   it("without the header, the decode instance computes alone", async () => {
     const prompt = fresh(8);
     const before = sidecar.status().prefillers[0]?.requests;
-    const got = await tokens(await post(url, { prompt, max_tokens: 4 }, { "x-request-id": "unnamed" }));
+    const got = await tokens(
+      await post(url, { prompt, max_tokens: 4 }, { "x-request-id": "unnamed" }),
+    );
     expect(got).toEqual([await alone(prompt, { max_tokens: 4 })]);
     expect(sidecar.status().prefillers[0]?.requests).toBe(before);
   });

@@ -48,7 +48,12 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
       const ask = async (n: number) => {
         const maxTokens = expected[n]?.length ?? 0;
         const promptTokens = [...(prompts[n] ?? [])];
-        const { tokens } = await complete({ url: proxy.url, requestId: `r${n}`, promptTokens, maxTokens });
+        const { tokens } = await complete({
+          url: proxy.url,
+          requestId: `r${n}`,
+          promptTokens,
+          maxTokens,
+        });
         return tokens;
       };
       expect(await ask(0)).toEqual(expected[0]);
@@ -62,7 +67,9 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
       await new Promise((resolve) => setTimeout(resolve, 30));
       expect(await call(sleeper, "POST", "/sleep?level=1")).toEqual({ status: 200, text: "" });
       expect((await running).status).toBe(503);
-      expect(JSON.parse((await call(sleeper, "GET", "/is_sleeping")).text)).toEqual({ is_sleeping: true });
+      expect(JSON.parse((await call(sleeper, "GET", "/is_sleeping")).text)).toEqual({
+        is_sleeping: true,
+      });
       expect((await call(sleeper, "GET", "/health")).status).toBe(503);
       const status = JSON.parse((await call(sleeper, "GET", "/status")).text) as {
         free_blocks: number;
@@ -74,7 +81,9 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
       ).rejects.toThrow();
       expect((await call(sleeper, "POST", "/wake_up")).status).toBe(200);
       // The proxy sees its health within a second.
-      await expect.poll(() => ask(1).catch(String), { timeout: 20_000, interval: 300 }).toEqual(expected[1]);
+      await expect
+        .poll(() => ask(1).catch(String), { timeout: 20_000, interval: 300 })
+        .toEqual(expected[1]);
       expect(await ask(2)).toEqual(expected[2]);
       // What was in the prefix cache before the sleep is gone.
       expect(await ask(0)).toEqual(expected[0]);

@@ -31,10 +31,16 @@ const body = {
   ignore_eos: true,
 };
 
-/** Sends one request in a client's trace through a cluster, and returns the spans of all of its servers. */
+/**
+ * Sends one request in a client's trace through a cluster, and returns the spans of all of its
+ * servers.
+ */
 async function spansOf(options: Partial<ClusterOptions>): Promise<TraceSpan[]> {
   const trace = join(mkdtempSync(`${folder}-`), "spans.jsonl");
-  const cluster = await startCluster({ ...PAIR, ...options }, { log: silentLog, logLevel: "error", trace });
+  const cluster = await startCluster(
+    { ...PAIR, ...options },
+    { log: silentLog, logLevel: "error", trace },
+  );
   closing.push(async () => rmSync(join(trace, ".."), { recursive: true, force: true }));
   try {
     const answer = await fetch(`${cluster.proxy.url}/v1/completions`, {
@@ -49,7 +55,10 @@ async function spansOf(options: Partial<ClusterOptions>): Promise<TraceSpan[]> {
   return readFileSync(trace, "utf8").trim().split("\n").flatMap(readSpans);
 }
 
-/** Each span's name below its parent's, by process, in order of their start; a client's span is the parent of all. */
+/**
+ * Each span's name below its parent's, by process, in order of their start; a client's span is the
+ * parent of all.
+ */
 function shape(spans: readonly TraceSpan[]): string[] {
   const nameOf = (span: TraceSpan): string => {
     const parent = spans.find(({ spanId }) => spanId === span.parentSpanId);
@@ -89,7 +98,10 @@ it("pull: one trace from the client to the last byte of the READ, with bytes, de
     ].toSorted(),
   );
   const read = spans.find(({ name }) => name === "kv.read");
-  expect(read?.attributes).toMatchObject({ "kv.backend": "MEMORY", "kv.bytes": 3 * 4 * 4 * 16 * 64 * 4 });
+  expect(read?.attributes).toMatchObject({
+    "kv.backend": "MEMORY",
+    "kv.bytes": 3 * 4 * 4 * 16 * 64 * 4,
+  });
   expect(Number(read?.attributes["kv.descriptors"])).toBeGreaterThan(0);
   expect(spans.filter(({ error }) => error !== undefined)).toEqual([]);
 });
@@ -149,7 +161,10 @@ it("a front end without trace headers: D continues the trace that P's parameters
   expect(prefilled.kv_transfer_params?.["kv_peer"]).toMatchObject({
     traceparent: `00-${request?.traceId}-${request?.spanId}-01`,
   });
-  const { status } = await post(d?.url ?? "", { ...body, kv_transfer_params: prefilled.kv_transfer_params });
+  const { status } = await post(d?.url ?? "", {
+    ...body,
+    kv_transfer_params: prefilled.kv_transfer_params,
+  });
   expect(status).toBe(200);
   tracer.flush();
   const traces = new Map(lines.flatMap(readSpans).map((span) => [span.name, span.traceId]));

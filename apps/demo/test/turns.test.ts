@@ -2,14 +2,20 @@ import { silentLog } from "@kv/interface";
 import { afterAll, describe, expect, it } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
-import { type Conversation, playConversation, prepareConversation, READBACK } from "../src/run/turns.js";
+import {
+  type Conversation,
+  playConversation,
+  prepareConversation,
+  READBACK,
+} from "../src/run/turns.js";
 import { PAIR } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
 const TURNS = 4;
 let prepared: Promise<Conversation> | undefined;
-const conversation = () => (prepared ??= prepareConversation(TURNS, {}, { maxTokens: 16, say: () => {} }));
+const conversation = () =>
+  (prepared ??= prepareConversation(TURNS, {}, { maxTokens: 16, say: () => {} }));
 afterAll(() => {
   prepared = undefined;
 });
@@ -35,7 +41,10 @@ describe("a conversation of four turns through kv-proxy --readback", () => {
     const turns = await play({ prefillInstance: { prefixCaching: false } });
     expect(turns).toEqual(
       PROMPTS.map((tokens, turn) => ({
-        ...{ prompt_tokens: tokens, cached_tokens: 0, output_tokens: 16, tokens_equal: true },
+        prompt_tokens: tokens,
+        cached_tokens: 0,
+        output_tokens: 16,
+        tokens_equal: true,
         read_back_tokens: turn === 0 ? 0 : tokens - 21,
         computed_tokens: turn === 0 ? 100 : 21,
       })),
@@ -57,7 +66,9 @@ describe("a conversation of four turns through kv-proxy --readback", () => {
 
   it.skipIf(absence !== undefined)("over NIXL", async () => {
     const turns = await play({ transport: "nixl", prefillInstance: { prefixCaching: false } });
-    expect(turns.map(({ computed_tokens, tokens_equal }) => [computed_tokens, tokens_equal])).toEqual([
+    expect(
+      turns.map(({ computed_tokens, tokens_equal }) => [computed_tokens, tokens_equal]),
+    ).toEqual([
       [100, true],
       [21, true],
       [21, true],

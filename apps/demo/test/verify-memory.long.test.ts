@@ -10,7 +10,8 @@ import { complete } from "../src/run/completion-client.js";
 import { PAIR } from "./support/matrix.js";
 import { post } from "./support/memory-pair.js";
 
-// kv-peer verify against the demo's engines: /metrics with vLLM's names, kv-proxy or a faulty front end in front. test/verify-nixl.long.test.ts has the command.
+// kv-peer verify against the demo's engines: /metrics with vLLM's names, kv-proxy or a faulty front
+// end in front. test/verify-nixl.long.test.ts has the command.
 
 describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) => {
   // The faults are the front end's, whatever the connector.
@@ -27,7 +28,12 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
       { ...PAIR, connector, leaseSeconds: 600 },
       { log: silentLog, logLevel: "silent" },
     );
-    await complete({ url: cluster.proxy.url, requestId: "first", promptTokens: [7, 8, 9], maxTokens: 1 });
+    await complete({
+      url: cluster.proxy.url,
+      requestId: "first",
+      promptTokens: [7, 8, 9],
+      maxTokens: 1,
+    });
   });
   afterAll(() => cluster.close());
 
@@ -68,7 +74,9 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
         `^2 of 2 prompts: 917,504 bytes in \\d+ transfers, ${how}; D computed \\d+ of 200 prompt tokens$`,
       ),
     );
-    expect(check("tokens.equal")?.found).toMatch(/^2 of 2 prompts have the answer of http\S+ alone$/);
+    expect(check("tokens.equal")?.found).toMatch(
+      /^2 of 2 prompts have the answer of http\S+ alone$/,
+    );
     expect([check("blocks.prefill-freed")?.status, check("blocks.decode-freed")?.status]).toEqual([
       "ok",
       "ok",
@@ -94,16 +102,20 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
     );
   });
 
-  fault("a front end that asks D alone: D recomputes, though every answer is right and 200", async () => {
-    const { failed, check } = await through("decode-alone");
-    expect(failed).toEqual(["transfer.recomputed"]);
-    expect(check("requests.answered")?.status).toBe("ok");
-    expect(check("tokens.equal")?.status).toBe("ok");
-    expect(check("transfer.recomputed")).toMatchObject({
-      found: "2 of 2 prompts: no KV moved; D computed 200 of 200 prompt tokens itself (kserve/kserve#5987)",
-      fix: expect.stringContaining("no prefill server that was given counted a prompt"),
-    });
-  });
+  fault(
+    "a front end that asks D alone: D recomputes, though every answer is right and 200",
+    async () => {
+      const { failed, check } = await through("decode-alone");
+      expect(failed).toEqual(["transfer.recomputed"]);
+      expect(check("requests.answered")?.status).toBe("ok");
+      expect(check("tokens.equal")?.status).toBe("ok");
+      expect(check("transfer.recomputed")).toMatchObject({
+        found:
+          "2 of 2 prompts: no KV moved; D computed 200 of 200 prompt tokens itself (kserve/kserve#5987)",
+        fix: expect.stringContaining("no prefill server that was given counted a prompt"),
+      });
+    },
+  );
 
   fault("kserve#5987: P computes, D computes again, and the reason is named", async () => {
     const { failed, check } = await through("drops-params");
@@ -126,7 +138,9 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
   fault("requests that fail are counted, and the first one's error is shown", async () => {
     const { failed, check } = await verified(cluster.proxy.url, { promptTokens: 5000 });
     expect(failed).toContain("requests.failed");
-    expect(check("requests.failed")?.found).toMatch(/^2 of 2 prompts; the first: .* answered 4\d\d/);
+    expect(check("requests.failed")?.found).toMatch(
+      /^2 of 2 prompts; the first: .* answered 4\d\d/,
+    );
   });
 
   fault("beside other requests, what moved is not known, and that is said", async () => {

@@ -1,4 +1,5 @@
-// A long suite: runs kv-peer verify over NIXL; verify-memory.long.test.ts and packages/peer/test/verify.long.test.ts have its checks.
+// A long suite: runs kv-peer verify over NIXL; verify-memory.long.test.ts and
+// packages/peer/test/verify.long.test.ts have its checks.
 import { execFile } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
@@ -15,7 +16,10 @@ import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
 const PAGE = fileURLToPath(new URL("../../../docs/operate/verify.md", import.meta.url));
-/** Numbers, times and what UCX chooses of the ways within a host differ from run to run, and from host to host. */
+/**
+ * Numbers, times and what UCX chooses of the ways within a host differ from run to run, and from
+ * host to host.
+ */
 const masked = (text: string) =>
   text
     .replaceAll(/\d[\d,.]*/g, "#")
@@ -93,16 +97,28 @@ describe.skipIf(absence !== undefined)(
         }
       };
       const recomputes = await through("decode-alone");
-      expect({ ...recomputes, stdout: "" }).toEqual({ code: 1, failed: "transfer.recomputed", stdout: "" });
+      expect({ ...recomputes, stdout: "" }).toEqual({
+        code: 1,
+        failed: "transfer.recomputed",
+        stdout: "",
+      });
       expectTranscript("recomputes", recomputes.stdout);
       const leaks = await through("prefill-twice");
-      expect({ ...leaks, stdout: "" }).toEqual({ code: 1, failed: "blocks.prefill-leaked", stdout: "" });
+      expect({ ...leaks, stdout: "" }).toEqual({
+        code: 1,
+        failed: "blocks.prefill-leaked",
+        stdout: "",
+      });
     }, 240_000);
 
     it("vllm#52607: a pair that is forced to TCP on one host fails with that name", async () => {
       const servers = await start("tcp,self");
       const tcp = await verify(servers.proxy, servers);
-      expect({ ...tcp, stdout: "" }).toEqual({ code: 1, failed: "lane.tcp-on-one-host", stdout: "" });
+      expect({ ...tcp, stdout: "" }).toEqual({
+        code: 1,
+        failed: "lane.tcp-on-one-host",
+        stdout: "",
+      });
       expectTranscript("tcp", tcp.stdout);
     }, 240_000);
   },

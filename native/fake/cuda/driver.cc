@@ -1,4 +1,5 @@
-// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory. It has the calls of the addon of @kv/nixl.
+// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory.
+// It has the calls of the addon of @kv/nixl.
 #include <napi.h>
 
 #include <cstddef>
@@ -79,7 +80,8 @@ API(cuMemsetD8_v2)(Pointer pointer, unsigned char value, size_t length) {
 API(cuMemAlloc_v2)(Pointer* pointer, size_t length) {
   if (length > kMemoryOfDevice) return kOutOfMemory;
   const std::lock_guard lock(mutex);
-  // Like the driver's, allocations end at a page boundary, and the driver reports the length that was asked for.
+  // Like the driver's, allocations end at a page boundary, and the driver reports the length that
+  // was asked for.
   void* memory = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
   if (memory == nullptr) return kOutOfMemory;
   *pointer = reinterpret_cast<Pointer>(memory);
@@ -118,7 +120,8 @@ API(cuPointerGetAttributes)(unsigned int count, int* attributes, void** values, 
   return kSuccess;
 }
 
-// `split(address, firstBytes, deviceOfRest)`: makes two pieces of an allocation, like memory that grows. The second one may belong to another device.
+// `split(address, firstBytes, deviceOfRest)`: makes two pieces of an allocation, like memory that
+// grows. The second one may belong to another device.
 static void split(const Napi::CallbackInfo& info) {
   const auto number = [&](size_t index) { return info[index].As<Napi::Number>().Int64Value(); };
   const auto first = static_cast<size_t>(number(1));

@@ -13,8 +13,9 @@
 //   FAKE_NIXL_STALL_BACKEND=ms    creating a backend takes this long
 //   FAKE_NIXL_STALL_CALLS=ms      posting a request and sending a notification take this long
 //   FAKE_NIXL_ENDPOINT=port       local metadata is that of LIBFABRIC at this port of 127.0.0.1
-// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created with any, and FAKE_NIXL_VISITS to the number of calls
-// that other threads than an agent's own have made for it.
+// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created
+// with any, and FAKE_NIXL_VISITS to the number of calls that other threads than an agent's own have
+// made for it.
 #pragma once
 
 #include <chrono>

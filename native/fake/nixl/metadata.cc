@@ -48,7 +48,8 @@ std::string endpoint(int port) {
   return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
 }
 
-// A descriptor of a memory section. For UCX with a key: one domain of 0 bytes, host memory, unknown device.
+// A descriptor of a memory section. For UCX with a key: one domain of 0 bytes, host memory, unknown
+// device.
 std::string packed(const Descriptor& memory, bool ucx) {
   std::string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
   if (ucx) out += raw<uint64_t>(1) + std::string("\0\0\xff", 3);

@@ -1,5 +1,6 @@
-// A fake libnixl_capi.so for tests. All agents live in one process, and memcpy moves the data. It injects faults (see faults.h), and calls
-// abort() where the addon breaks a rule of NIXL: two calls of one agent at once, a handle used after its release, memory deregistered in use.
+// A fake libnixl_capi.so for tests. All agents live in one process, and memcpy moves the data. It
+// injects faults (see faults.h), and calls abort() where the addon breaks a rule of NIXL: two calls
+// of one agent at once, a handle used after its release, memory deregistered in use.
 #pragma once
 
 #include <atomic>
@@ -108,7 +109,8 @@ extern std::map<std::string, Agent> world;
 
 // Aborts the process, since the addon has broken a rule.
 [[noreturn]] void rule_broken(const char* rule);
-// A call of an agent, until it returns. Aborts the process during another call, and counts those that other threads than the agent's make.
+// A call of an agent, until it returns. Aborts the process during another call, and counts those
+// that other threads than the agent's make.
 class Call {
  public:
   explicit Call(Agent agent);
@@ -126,9 +128,11 @@ std::vector<MemoryType> memory_types_of(const std::string& backend);
 
 // Delivers a notification.
 Status deliver(const std::string& to, const std::string& from, const std::string& message);
-// Completes a request: performs its copies, after late ones from the same peer. Fails if a fault says so.
+// Completes a request: performs its copies, after late ones from the same peer. Fails if a fault
+// says so.
 Status complete(Agent agent, Request request);
-// Fails a request with an error that belongs to another peer: its copies are performed before the next READ from its own peer.
+// Fails a request with an error that belongs to another peer: its copies are performed before the
+// next READ from its own peer.
 Status fail_with_stray_error(Agent agent, Request request);
 
 }  // namespace kv::nixl::capi

@@ -11,19 +11,22 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// What the JavaScript thread does itself: posting 64 KiB takes about 20 us, where the bytes are in memory.
+// What the JavaScript thread does itself: posting 64 KiB takes about 20 us, where the bytes are in
+// memory.
 constexpr size_t kBriefBytes = 65'536;
 constexpr uint64_t kBriefDescriptors = 16;
 constexpr size_t kBriefRows = 64;
 // A peer's metadata with a few registrations.
 constexpr size_t kBriefMetadata = 8192;
-// The agent's thread is woken if it would sleep longer than this although there is something to look after.
+// The agent's thread is woken if it would sleep longer than this although there is something to
+// look after.
 constexpr auto kLooksSoon = microseconds(50);
-// How long the agent's thread, which makes the connections to a new peer, waits for the lists that are prepared next. While it polls, these would have to
-// wait for it.
+// How long the agent's thread, which makes the connections to a new peer, waits for the lists that
+// are prepared next. While it polls, these would have to wait for it.
 constexpr auto kRestOfHandshake = microseconds(200);
 
-// Whether a post of the request takes microseconds. A post between memory of another kind may wait for a device or a store.
+// Whether a post of the request takes microseconds. A post between memory of another kind may wait
+// for a device or a store.
 bool is_brief(const TransferRequest& request) {
   const auto is_memory = [](const PreparedList& list) { return list.type == capi::MemoryType::dram; };
   return is_memory(*request.local) && is_memory(*request.remote) && request.selection->bytes() <= kBriefBytes &&
@@ -34,8 +37,9 @@ bool is_brief(const TransferRequest& request) {
 
 class AgentThread::Visit {
  public:
-  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if NIXL's calls are known to be short. The first call of
-  // its kind is not: it takes up to 10 ms, for code that is not in memory yet.
+  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if
+  // NIXL's calls are known to be short. The first call of its kind is not: it takes up to 10 ms,
+  // for code that is not in memory yet.
   Visit(AgentThread& thread, Call call) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
     if (!taken_) return;
     admitted_ = thread.warm(call) && thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
@@ -74,7 +78,8 @@ std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brie
   return std::nullopt;
 }
 
-// There is something to look after: the agent's thread shall not sleep for long. It leaves the turn to the JavaScript thread for the time `after`.
+// There is something to look after: the agent's thread shall not sleep for long. It leaves the turn
+// to the JavaScript thread for the time `after`.
 void AgentThread::rouse(microseconds after) {
   const auto now = Clock::now();
   backoff_.worked(now);
@@ -223,7 +228,8 @@ std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> requ
   return std::nullopt;
 }
 
-// Posts a small transfer and looks at it once. The agent's thread goes on with it if it takes longer.
+// Posts a small transfer and looks at it once. The agent's thread goes on with it if it takes
+// longer.
 std::optional<Event> AgentThread::transfer_here(const std::shared_ptr<TransferRequest>& request) {
   begin_transfer(request, true);
   auto answer = events_.take_answer(request->ticket);

@@ -18,12 +18,14 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// How often peers are checked while transfers are in flight, for backends that do not report a peer's death.
+// How often peers are checked while transfers are in flight, for backends that do not report a
+// peer's death.
 constexpr auto kPeerCheckInterval = milliseconds(50);
 // How long transfers in flight are waited for when the environment ends.
 constexpr auto kStopTimeout = milliseconds(1000);
 
-// After a longer pause a thread may wake that much late: then the kernel wakes several idle agents with one interrupt.
+// After a longer pause a thread may wake that much late: then the kernel wakes several idle agents
+// with one interrupt.
 constexpr auto kLongestPunctualPause = milliseconds(5);
 
 // The agents of this process whose threads poll.
@@ -36,7 +38,8 @@ struct CountedAsPolling {
   CountedAsPolling& operator=(const CountedAsPolling&) = delete;
 };
 
-// How late the kernel may wake this thread. Its default is 50 us, which is longer than the shortest pause.
+// How late the kernel may wake this thread. Its default is 50 us, which is longer than the shortest
+// pause.
 void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : std::chrono::nanoseconds(kLongestPunctualPause).count()); }
 
 }  // namespace
@@ -48,7 +51,8 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
   const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
   try {
-    // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
+    // Detached, since joining it could block without a limit. It holds itself alive, and the exit
+    // waits for it with a timeout.
     std::thread([self, ticket] {
       self->main(ticket);
       remove_running_thread(self.get());
@@ -196,8 +200,9 @@ bool AgentThread::poll() {
   return received;
 }
 
-// Whether the loop ends. An agent that closes waits for its transfers, and for notifications to peers that it is not yet connected to. If the
-// environment has ended, it only waits for what NIXL has under way.
+// Whether the loop ends. An agent that closes waits for its transfers, and for notifications to
+// peers that it is not yet connected to. If the environment has ended, it only waits for what NIXL
+// has under way.
 bool AgentThread::ending() {
   const bool stopping = commands_.stopping();
   if (stopping) {
@@ -221,7 +226,8 @@ void AgentThread::sleep() {
     turn_.take();
   };
   sleep(pause);
-  // Over at once, unless the JavaScript thread has begun a handshake while this one waited for the turn.
+  // Over at once, unless the JavaScript thread has begun a handshake while this one waited for the
+  // turn.
   sleep({});
   sleeps_until_ = {};
 }

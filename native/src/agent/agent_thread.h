@@ -23,23 +23,26 @@
 
 namespace kv::nixl {
 
-// The native thread of one agent, which calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a JsEventQueue.
-// Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later. Those that return an optional
-// event make a short call of NIXL themselves while the thread sleeps and no command waits: they return its answer, and no event follows. Otherwise they
-// return none.
+// The native thread of one agent, which calls NIXL. JavaScript gives it commands, each with a
+// ticket, and receives events through a JsEventQueue. Unless stated otherwise, public methods are
+// for the JavaScript thread, return at once, and settle their ticket later. Those that return an
+// optional event make a short call of NIXL themselves while the thread sleeps and no command waits:
+// they return its answer, and no event follows. Otherwise they return none.
 class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
  public:
-  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created. Throws
-  // KV_TRANSPORT_UNAVAILABLE when the kernel refuses a thread.
+  // Starts the thread, which creates the agent. The ticket is settled when the agent and its
+  // backends exist, or could not be created. Throws KV_TRANSPORT_UNAVAILABLE when the kernel
+  // refuses a thread.
   static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
 
-  // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the ticket.
+  // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the
+  // ticket.
   using Work = std::function<EventValue(NixlAgent&)>;
   // Runs `work` on the agent's thread. Fails with KV_AGENT_CLOSED if the agent is gone.
   void run(uint64_t ticket, Work work);
 
-  // Registers memory that the addon allocated, once its pages are touched. The registration is known by the ticket from then on. See
-  // Registrations::add_allocated.
+  // Registers memory that the addon allocated, once its pages are touched. The registration is
+  // known by the ticket from then on. See Registrations::add_allocated.
   void register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, std::vector<std::string> backends);
   // Creates more backends. See NixlAgent::add_backends.
   void add_backends(uint64_t ticket, BackendSelection selection);
@@ -47,14 +50,17 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   std::optional<Event> add_remote(uint64_t ticket, Bytes metadata);
   // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
   std::optional<Event> prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
-  // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that uses it has finished.
+  // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that
+  // uses it has finished.
   void close_list(uint64_t ticket, uint64_t id);
   // A list that was prepared and not closed, or null.
   std::shared_ptr<PreparedList> list(uint64_t id) const;
 
-  // Makes the requests of a transfer, which `prepared_transfer(ticket)` returns from then on. Its lists are in use until it is closed.
+  // Makes the requests of a transfer, which `prepared_transfer(ticket)` returns from then on. Its
+  // lists are in use until it is closed.
   void prepare_transfer(uint64_t ticket, std::shared_ptr<PreparedTransfer> transfer);
-  // Closes a prepared transfer: `prepared_transfer(id)` no longer returns it, and it is released when it is no longer under way.
+  // Closes a prepared transfer: `prepared_transfer(id)` no longer returns it, and it is released
+  // when it is no longer under way.
   void close_prepared_transfer(uint64_t ticket, uint64_t id);
   // A transfer that was prepared and not closed, or null.
   std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const;
@@ -62,14 +68,17 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // Sends a notification, see Peers::notify.
   std::optional<Event> notify(uint64_t ticket, std::string remote, Bytes payload);
 
-  // Starts a transfer, see Transfer for the events that it sends. Returns `done` only if it has succeeded at once.
+  // Starts a transfer, see Transfer for the events that it sends. Returns `done` only if it has
+  // succeeded at once.
   std::optional<Event> transfer(std::shared_ptr<TransferRequest> request);
-  // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its outcome is settled and on its way.
+  // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its
+  // outcome is settled and on its way.
   bool abort(uint64_t transfer);
 
   // Waits up to `timeout` for transfers, then releases everything and ends the thread.
   void close(uint64_t ticket, std::chrono::milliseconds timeout);
-  // From any thread: releases everything and ends the thread without sending events, because the environment or the process ends.
+  // From any thread: releases everything and ends the thread without sending events, because the
+  // environment or the process ends.
   void stop() override { commands_.stop(); }
 
   // What the agent has done so far. Also valid once the thread has ended.

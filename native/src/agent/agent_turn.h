@@ -8,8 +8,8 @@
 
 namespace kv::nixl {
 
-// Who may call NIXL for one agent: one thread at a time. The agent's thread has the turn unless it sleeps. The JavaScript thread takes it for one short
-// call if it is free, and never waits for it.
+// Who may call NIXL for one agent: one thread at a time. The agent's thread has the turn unless it
+// sleeps. The JavaScript thread takes it for one short call if it is free, and never waits for it.
 class AgentTurn {
  public:
   using Clock = std::chrono::steady_clock;
@@ -25,16 +25,19 @@ class AgentTurn {
   // On the agent's thread: gives the turn back, to sleep.
   void give() { mutex_.unlock(); }
 
-  // On the JavaScript thread: takes the turn. Returns false if the agent's thread has it or waits for it, and for some time after a long call.
+  // On the JavaScript thread: takes the turn. Returns false if the agent's thread has it or waits
+  // for it, and for some time after a long call.
   bool try_take(Clock::time_point now) {
     if (now < resting_until_ || wanted() || !mutex_.try_lock()) return false;
     began_ = now;
     if (watched_calls_ > 0) before_ = used();
     return true;
   }
-  // On the JavaScript thread: gives the turn back. A call that takes long, such as a copy from memory of a peer that is swapped out, is followed by a time
-  // in which the agent's thread makes all calls: however slow they are, the event loop spends a fiftieth of its time on them. A busy host may have taken
-  // the core away instead. To tell costs two system calls, so that only the calls after a long one are watched.
+  // On the JavaScript thread: gives the turn back. A call that takes long, such as a copy from
+  // memory of a peer that is swapped out, is followed by a time in which the agent's thread makes
+  // all calls: however slow they are, the event loop spends a fiftieth of its time on them. A busy
+  // host may have taken the core away instead. To tell costs two system calls, so that only the
+  // calls after a long one are watched.
   void give_back(Clock::time_point now) {
     const bool is_long = now - began_ > kLong;
     if (watched_calls_ > 0) {
@@ -66,7 +69,8 @@ class AgentTurn {
   }
 
   std::mutex mutex_;
-  // The agent's thread waits for the turn. Without this a busy JavaScript thread would take it again each time before that thread is awake.
+  // The agent's thread waits for the turn. Without this a busy JavaScript thread would take it
+  // again each time before that thread is awake.
   std::atomic<bool> wanted_{false};
   // For the JavaScript thread only.
   Clock::time_point began_;

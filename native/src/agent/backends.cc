@@ -14,16 +14,17 @@ namespace kv::nixl {
 
 namespace {
 
-// UCX's parameters of threads. NIXL divides a request among its threads from so many descriptors on, which are 1,024 by default: more than a
-// slice has.
+// UCX's parameters of threads. NIXL divides a request among its threads from so many descriptors
+// on, which are 1,024 by default: more than a slice has.
 constexpr const char* kThreads = "num_threads";
 constexpr const char* kSplitBatch = "split_batch_size";
 // The division costs about as much as 10 descriptors for each thread.
 constexpr unsigned kSplitPerThread = 16;
 constexpr unsigned kMaxPostThreads = 64;
 
-// File descriptors that a backend opens when it is created, and for its first peers. Measured: UCX opens 13 with one network device besides the loopback
-// device and one more for each other; LIBFABRIC 5 for each device, and both open some for a moment.
+// File descriptors that a backend opens when it is created, and for its first peers. Measured: UCX
+// opens 13 with one network device besides the loopback device and one more for each other;
+// LIBFABRIC 5 for each device, and both open some for a moment.
 constexpr unsigned kDescriptorsOfNetwork = 32;
 constexpr unsigned kDescriptorsOfStorage = 8;
 
@@ -133,7 +134,8 @@ void Backends::create(const BackendSpec& spec) {
   }
   backends_.push_back({spec.name, Handle<capi::Backend>(raw, nixl_.destroy_backend)});
   post_threads_ = std::max(post_threads_, threads);
-  // The backend states them and not its plugin: the LIBFABRIC plugin names VRAM on every machine, the backend only with a GPU.
+  // The backend states them and not its plugin: the LIBFABRIC plugin names VRAM on every machine,
+  // the backend only with a GPU.
   std::vector<capi::MemoryType> memory_types;
   for (const std::string& type : describe(spec.name).memory_types) {
     if (const auto known = memory_type_named(type)) memory_types.push_back(*known);

@@ -27,16 +27,21 @@ class Backends {
   Backends(const Backends&) = delete;
   Backends& operator=(const Backends&) = delete;
 
-  // Creates a backend. Takes up to a second. Throws KV_BACKEND_UNAVAILABLE, also for a backend that the agent has.
+  // Creates a backend. Takes up to a second. Throws KV_BACKEND_UNAVAILABLE, also for a backend that
+  // the agent has.
   void create(const BackendSpec& spec);
-  // The memory types and parameters that a plugin states before a backend of it is created. Throws KV_BACKEND_UNAVAILABLE.
+  // The memory types and parameters that a plugin states before a backend of it is created. Throws
+  // KV_BACKEND_UNAVAILABLE.
   ParameterSet describe_plugin(const std::string& name) const;
-  // The memory types that a backend of the agent registers, and the parameters that it was created with. Throws KV_BACKEND_UNAVAILABLE.
+  // The memory types that a backend of the agent registers, and the parameters that it was created
+  // with. Throws KV_BACKEND_UNAVAILABLE.
   ParameterSet describe(const std::string& name) const;
-  // Options that select the named backends for one call; null for no names. Throws KV_BACKEND_UNAVAILABLE for a name that the agent has not.
+  // Options that select the named backends for one call; null for no names. Throws
+  // KV_BACKEND_UNAVAILABLE for a name that the agent has not.
   Handle<capi::OptArgs> options_for(const std::vector<std::string>& names) const;
-  // What is known of keys at a storage backend: parameters for each key, in order, and none for a key that does not exist. Blocks while the
-  // backend asks its store. Throws KV_BACKEND_UNAVAILABLE and KV_MEMORY_INVALID.
+  // What is known of keys at a storage backend: parameters for each key, in order, and none for a
+  // key that does not exist. Blocks while the backend asks its store. Throws KV_BACKEND_UNAVAILABLE
+  // and KV_MEMORY_INVALID.
   QueryAnswers query(const std::string& backend, capi::MemoryType type, const std::vector<std::string>& keys) const;
 
   // The memory types of each backend.

@@ -5,7 +5,8 @@
 
 namespace kv::nixl {
 
-// What an agent has done so far. Written by its thread, except for the transfers posted and in flight, and read on the JavaScript thread.
+// What an agent has done so far. Written by its thread, except for the transfers posted and in
+// flight, and read on the JavaScript thread.
 struct Counters {
   std::atomic<uint64_t> transfers_posted{0};
   std::atomic<uint64_t> transfers_done{0};

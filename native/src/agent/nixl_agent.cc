@@ -11,7 +11,8 @@ namespace kv::nixl {
 namespace {
 
 Handle<capi::Agent> create_agent(const capi::Functions& nixl, const AgentConfig& config) {
-  // One thread makes every call, so NIXL needs no locks. Polling on that thread also answers faster than NIXL's own progress thread.
+  // One thread makes every call, so NIXL needs no locks. Polling on that thread also answers faster
+  // than NIXL's own progress thread.
   const capi::AgentConfig agent_config{.progress_thread = false,
                                        .listen_thread = false,
                                        .listen_port = 0,
@@ -94,7 +95,8 @@ std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remo
                   "a list of " + std::string(name_of(type)) + " belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
                   "prepare lists of files and objects with the agent that registered them: prepareRemote with that agent's own name");
   }
-  // Lists under the agent's own name describe its own memory: storage, and the other side of a copy within the agent.
+  // Lists under the agent's own name describe its own memory: storage, and the other side of a copy
+  // within the agent.
   const bool of_peer = remote && remote != name_;
   if (of_peer) peers_.require_known(*remote);
   std::vector<Row> rows = read_rows(table, storage, stopping);
@@ -114,12 +116,14 @@ std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remo
   return list;
 }
 
-// Only NIXL knows what a peer has registered. It is given a descriptor per row, however many descriptors a row has.
+// Only NIXL knows what a peer has registered. It is given a descriptor per row, however many
+// descriptors a row has.
 void NixlAgent::prepare_remote(PreparedList& list) {
   capi::Status status = capi::kSuccess;
   list.spans = requests_.prepare(list, add_row_spans, status);
   if (!list.spans && list.layout.count() > list.layout.rows().size()) {
-    // NIXL refuses a descriptor that spans several registrations, but may accept each descriptor of such a row.
+    // NIXL refuses a descriptor that spans several registrations, but may accept each descriptor of
+    // such a row.
     list.mergeable = false;
     list.spans = requests_.prepare(list, add_each_descriptor, status);
   }
@@ -141,7 +145,8 @@ void NixlAgent::release(const std::shared_ptr<PreparedList>& released) {
 }
 
 void NixlAgent::start_slicing(Slicer& slicer, PreparedList& local, PreparedList& remote) {
-  // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage only starts the copy.
+  // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage
+  // only starts the copy.
   const bool object = remote.type == capi::MemoryType::object;
   // A post that several threads make waits for them, whatever its status is.
   const unsigned threads = backends_.post_threads();

@@ -48,11 +48,13 @@ struct AgentConfig {
   bool capture_telemetry = false;
 };
 
-// The NIXL objects of one agent. Created and destroyed on the agent's thread, and used by the thread that has the agent's turn. They are released in the order that NIXL needs: prepared
-// lists, peers, registrations, backends, agent.
+// The NIXL objects of one agent. Created and destroyed on the agent's thread, and used by the
+// thread that has the agent's turn. They are released in the order that NIXL needs: prepared lists,
+// peers, registrations, backends, agent.
 class NixlAgent {
  public:
-  // Loads NIXL and creates the agent and its backends. Throws KV_LIBRARY_INCOMPATIBLE, KV_AGENT_INVALID and KV_BACKEND_UNAVAILABLE.
+  // Loads NIXL and creates the agent and its backends. Throws KV_LIBRARY_INCOMPATIBLE,
+  // KV_AGENT_INVALID and KV_BACKEND_UNAVAILABLE.
   NixlAgent(const AgentConfig& config, Counters& counters);
   ~NixlAgent();
   NixlAgent(const NixlAgent&) = delete;
@@ -81,14 +83,18 @@ class NixlAgent {
   bool captures_telemetry() const { return captures_telemetry_; }
   // Whether small calls for memory of peers take microseconds, with every backend.
   bool has_brief_calls() const { return has_brief_calls_; }
-  // Creates more backends. Memory that is registered now stays unknown to them. Throws KV_BACKEND_UNAVAILABLE.
+  // Creates more backends. Memory that is registered now stays unknown to them. Throws
+  // KV_BACKEND_UNAVAILABLE.
   void add_backends(const BackendSelection& selection);
-  // The agent's metadata, which describes the memory that is registered now. Throws KV_AGENT_INVALID.
+  // The agent's metadata, which describes the memory that is registered now. Throws
+  // KV_AGENT_INVALID.
   Bytes metadata() const { return local_metadata(nixl_, agent_.get()); }
-  // The agent's metadata with the memory of these registrations only. Throws KV_AGENT_INVALID and KV_MEMORY_NOT_REGISTERED.
+  // The agent's metadata with the memory of these registrations only. Throws KV_AGENT_INVALID and
+  // KV_MEMORY_NOT_REGISTERED.
   Bytes partial_metadata(const std::vector<uint64_t>& registrations) const;
-  // Prepares a list of the agent's own memory, or of the memory of the peer `remote`. `stopping` ends the reading of a large table. Throws
-  // KV_LIST_INVALID, KV_MEMORY_NOT_REGISTERED, KV_AGENT_UNKNOWN_REMOTE and KV_AGENT_CLOSED.
+  // Prepares a list of the agent's own memory, or of the memory of the peer `remote`. `stopping`
+  // ends the reading of a large table. Throws KV_LIST_INVALID, KV_MEMORY_NOT_REGISTERED,
+  // KV_AGENT_UNKNOWN_REMOTE and KV_AGENT_CLOSED.
   std::shared_ptr<PreparedList> prepare(std::optional<std::string> remote, capi::MemoryType type, const DescriptorTable& table,
                                         const std::atomic<bool>& stopping);
   // Releases a list that no transfer uses.

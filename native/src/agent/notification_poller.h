@@ -10,8 +10,9 @@
 
 namespace kv::nixl {
 
-// Polls NIXL for the notifications that peers have sent to one agent. The poll also drives the backends: without NIXL's own progress thread they
-// serve peers only during calls. Lives on the agent's thread.
+// Polls NIXL for the notifications that peers have sent to one agent. The poll also drives the
+// backends: without NIXL's own progress thread they serve peers only during calls. Lives on the
+// agent's thread.
 class NotificationPoller {
  public:
   // All references outlive it. Throws KV_INTERNAL.
@@ -24,8 +25,9 @@ class NotificationPoller {
 
   // Polls from now on: a backend of the agent carries notifications.
   void enable() { enabled_ = true; }
-  // Calls `receive(from, payload)` for each notification that has arrived, or `lose(count)` where there are so many senders that notifications
-  // of `count` of them are dropped. Returns whether there were any.
+  // Calls `receive(from, payload)` for each notification that has arrived, or `lose(count)` where
+  // there are so many senders that notifications of `count` of them are dropped. Returns whether
+  // there were any.
   template <typename Receive, typename Lose>
   bool poll(Receive receive, Lose lose);
   // Takes out the errors that a backend keeps for the next caller. A poll takes one of them.
@@ -53,7 +55,8 @@ bool NotificationPoller::poll(Receive receive, Lose lose) {
   size_t agents = 0;
   nixl_.notif_map_size(map_.get(), &agents);
   if (agents == 0) return false;
-  // NIXL finds a sender by its number in as many steps, so very many senders, which only forged names can be, would take the thread for minutes.
+  // NIXL finds a sender by its number in as many steps, so very many senders, which only forged
+  // names can be, would take the thread for minutes.
   if (agents > kMaxSenders) lose(agents - kMaxSenders);
   agents = std::min(agents, kMaxSenders);
   for (size_t index = 0; index < agents; ++index) {

@@ -14,20 +14,24 @@ constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
 // The longest pause if peers cannot reach anything here.
 constexpr auto kLongestPauseUnreachable = microseconds(5000);
-// All idle agents of a process together wake at most 2,500 times a second: more agents make longer pauses. A wake costs 12 to 15 us.
+// All idle agents of a process together wake at most 2,500 times a second: more agents make longer
+// pauses. A wake costs 12 to 15 us.
 constexpr auto kLongestPausePerAgent = microseconds(400);
 constexpr auto kLongestPauseInFlight = microseconds(50);
-// Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and the duration of a poll says nothing.
+// Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and
+// the duration of a poll says nothing.
 constexpr auto kConsecutive = microseconds(5);
-// A poll that takes this many times as long as an empty one has probably moved data for a peer, which may have more, so other polls follow at
-// once. The thread may also have been preempted; several long polls in a row exclude that.
+// A poll that takes this many times as long as an empty one has probably moved data for a peer,
+// which may have more, so other polls follow at once. The thread may also have been preempted;
+// several long polls in a row exclude that.
 constexpr int kLongPollRatio = 3;
 constexpr int kPollsAfterLongOne = 4;
 constexpr int kLongPollsForCertainty = 3;
 constexpr int kTypicalPollRise = 1024;
 // If every poll was long for this time, empty polls may have become slower.
 constexpr auto kNoShortPoll = std::chrono::seconds(60);
-// While slices are being posted, polls are this far apart: a poll costs as much as making a small slice.
+// While slices are being posted, polls are this far apart: a poll costs as much as making a small
+// slice.
 constexpr auto kPollWhilePosting = microseconds(100);
 
 }  // namespace
@@ -45,8 +49,9 @@ void PollBackoff::polled(Clock::time_point start, Clock::time_point end, bool re
   }
 }
 
-// Compares a poll with what an empty one typically takes, which depends on the backend. The estimate falls at once and rises slowly. Polls that
-// move data do not raise it: a long transfer would be taken for idleness, and a sleep would follow each of its blocks.
+// Compares a poll with what an empty one typically takes, which depends on the backend. The
+// estimate falls at once and rises slowly. Polls that move data do not raise it: a long transfer
+// would be taken for idleness, and a sleep would follow each of its blocks.
 void PollBackoff::record_duration(Clock::time_point end, Clock::duration poll) {
   if (poll > typical_poll_ * kLongPollRatio) {
     if (++long_polls_in_a_row_ >= kLongPollsForCertainty) last_work_ = end;
@@ -69,7 +74,8 @@ microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_f
   auto longest = reachable ? kLongestPause : kLongestPauseUnreachable;
   longest = std::max<microseconds>(longest, kLongestPausePerAgent * agents);
   if (in_flight) longest = kLongestPauseInFlight;
-  // Sleeping right after work is faster than another poll: JavaScript needs a core to take the event, and with few cores it is this one.
+  // Sleeping right after work is faster than another poll: JavaScript needs a core to take the
+  // event, and with few cores it is this one.
   return std::clamp(idle / kIdlePerPause, kShortestPause, longest);
 }
 

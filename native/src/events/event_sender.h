@@ -11,8 +11,9 @@
 
 namespace kv::nixl {
 
-// Sends the events of one agent to JavaScript. While the JavaScript thread makes a call itself, its events are kept instead: they are the answer of that
-// call. Used by the thread that has the agent's turn.
+// Sends the events of one agent to JavaScript. While the JavaScript thread makes a call itself, its
+// events are kept instead: they are the answer of that call. Used by the thread that has the
+// agent's turn.
 class EventSender {
  public:
   explicit EventSender(std::shared_ptr<JsEventQueue> queue) : queue_(std::move(queue)) {}
@@ -24,8 +25,9 @@ class EventSender {
   }
   // Keeps events from now on.
   void keep() { keeping_ = true; }
-  // Takes the answer of the ticket out of the kept events: that its command has succeeded, or has failed and leaves nothing behind. None if it is not
-  // there, and for a transfer that has failed, whose release is another event.
+  // Takes the answer of the ticket out of the kept events: that its command has succeeded, or has
+  // failed and leaves nothing behind. None if it is not there, and for a transfer that has failed,
+  // whose release is another event.
   std::optional<Event> take_answer(uint64_t ticket) {
     for (auto at = kept_.begin(); at != kept_.end(); ++at) {
       const bool is_answer = at->kind == Event::Kind::settled || (at->kind == Event::Kind::done && !at->failure);

@@ -10,8 +10,9 @@
 
 namespace kv::nixl {
 
-// Bounds the notifications that wait for JavaScript: all together, and those of one sender, so that one peer does not crowd out the others. Counts
-// what exceeds a limit. A sender states its name itself, so it may use many.
+// Bounds the notifications that wait for JavaScript: all together, and those of one sender, so that
+// one peer does not crowd out the others. Counts what exceeds a limit. A sender states its name
+// itself, so it may use many.
 class NotificationBacklog {
  public:
   // Notifications and bytes that may wait.
@@ -24,7 +25,8 @@ class NotificationBacklog {
   bool admit(const Event& notification);
   // Removes a notification that was admitted.
   void remove(const Event& notification);
-  // An event per sender with the number of its notifications that were dropped. Senders beyond the first 64 are one event without a name.
+  // An event per sender with the number of its notifications that were dropped. Senders beyond the
+  // first 64 are one event without a name.
   std::vector<Event> take_dropped();
 
  private:

@@ -8,10 +8,11 @@ namespace kv::nixl {
 
 namespace {
 
-// Errors that one transfer attributes to other peers. A death gives one error to the first call on each connection, and rarely more.
+// Errors that one transfer attributes to other peers. A death gives one error to the first call on
+// each connection, and rarely more.
 constexpr int kMaxErrors = 16;
-// A death explains an error if it was noticed up to 5 s before it or up to 500 ms after it: the kernel ends a process's connections one after
-// another.
+// A death explains an error if it was noticed up to 5 s before it or up to 500 ms after it: the
+// kernel ends a process's connections one after another.
 constexpr auto kDeathBefore = std::chrono::seconds(5);
 constexpr auto kDeathAfter = std::chrono::milliseconds(500);
 

@@ -12,9 +12,10 @@ namespace kv::nixl {
 
 class LibfabricSafeguards;
 
-// A failure of one transfer that may belong to another peer. LIBFABRIC keeps its errors in one queue and returns them from the next call, for any
-// peer. If the transfer's own peer is alive and another peer died, the transfer is restarted, once a one-byte READ has shown that nothing of
-// it is still under way. Lives on the agent's thread.
+// A failure of one transfer that may belong to another peer. LIBFABRIC keeps its errors in one
+// queue and returns them from the next call, for any peer. If the transfer's own peer is alive and
+// another peer died, the transfer is restarted, once a one-byte READ has shown that nothing of it
+// is still under way. Lives on the agent's thread.
 class AmbiguousFailure {
  public:
   // What the transfer has to do next.
@@ -29,12 +30,14 @@ class AmbiguousFailure {
   // Both arguments outlive it. `peer`: the transfer's peer.
   AmbiguousFailure(LibfabricSafeguards& safeguards, const std::string& peer) : safeguards_(safeguards), peer_(peer) {}
 
-  // Records the failure of `request` (null is allowed) if it may be another peer's; keeps the request then. Returns false if it is the transfer's
-  // own. While a failure is recorded, the transfer posts nothing but probes.
+  // Records the failure of `request` (null is allowed) if it may be another peer's; keeps the
+  // request then. Returns false if it is the transfer's own. While a failure is recorded, the
+  // transfer posts nothing but probes.
   bool record(capi::Request request, const Failure& failure);
   // Whether a failure is recorded.
   bool pending() const { return failure_.has_value(); }
-  // The next step, when no request of the transfer is in flight. `outcome_closed`: the transfer is not to be restarted.
+  // The next step, when no request of the transfer is in flight. `outcome_closed`: the transfer is
+  // not to be restarted.
   Step next_step(bool outcome_closed);
   // A probe was posted: its READ comes after everything that was posted before.
   void probe_posted() { probing_ = true; }

@@ -17,7 +17,8 @@ namespace kv::nixl {
 
 namespace {
 
-// How long a peer that is alive may take to answer a new connection. It answers when its agent's thread polls, which may be in a copy.
+// How long a peer that is alive may take to answer a new connection. It answers when its agent's
+// thread polls, which may be in a copy.
 constexpr auto kConnectWait = std::chrono::seconds(2);
 // One that has just failed to answer in that time: others wait while this thread waits.
 constexpr auto kConnectWaitAgain = std::chrono::milliseconds(50);
@@ -33,8 +34,9 @@ ssize_t bounded(ssize_t result) {
   return -ETIMEDOUT;
 }
 
-// libfabric's objects, as far as NIXL's plugin uses them. The functions of rdma/fabric.h are inline, so their places in these tables are its ABI:
-// a `struct fid` (class, context, operations) comes first in each object, and the size of a table in bytes comes first in the table.
+// libfabric's objects, as far as NIXL's plugin uses them. The functions of rdma/fabric.h are
+// inline, so their places in these tables are its ABI: a `struct fid` (class, context, operations)
+// comes first in each object, and the size of a table in bytes comes first in the table.
 struct Object {
   size_t fclass;
   void* context;
@@ -54,7 +56,8 @@ constexpr size_t kReadMessage = 3;
 constexpr size_t kWriteMessage = 6;
 constexpr size_t kWriteData = 8;
 
-// A function of a provider's table that was replaced, and what it was. Providers compare the addresses of their tables, so the tables themselves are changed.
+// A function of a provider's table that was replaced, and what it was. Providers compare the
+// addresses of their tables, so the tables themselves are changed.
 struct Replaced {
   void** table;
   size_t index;
@@ -63,7 +66,8 @@ struct Replaced {
 std::array<Replaced, 32> replaced;
 std::atomic<size_t> replaced_count = 0;
 
-// Threads that create agents replace functions one after another; a reader finds what was added before its own object was made.
+// Threads that create agents replace functions one after another; a reader finds what was added
+// before its own object was made.
 void replace(void** table, size_t index, void* function) {
   static auto* const mutex = new std::mutex;
   const std::lock_guard lock(*mutex);

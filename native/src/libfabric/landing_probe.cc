@@ -9,8 +9,8 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-// Three pages, of which the middle one is registered. Memory of a caller never lies beside it, so rows that begin before that memory, or go
-// past it, lie outside all registered memory.
+// Three pages, of which the middle one is registered. Memory of a caller never lies beside it, so
+// rows that begin before that memory, or go past it, lie outside all registered memory.
 std::shared_ptr<Mapping> pages_with_target() {
   auto pages = Mapping::create(3 * kPageBytes, false);
   pages->data()[kPageBytes] = std::byte{1};

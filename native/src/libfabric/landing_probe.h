@@ -9,11 +9,12 @@
 
 namespace kv::nixl {
 
-// READs of one byte, for a backend that reports a WRITE as done when its bytes have left: when such a READ is done, every WRITE to the same
-// peer that was posted before it has landed.
+// READs of one byte, for a backend that reports a WRITE as done when its bytes have left: when such
+// a READ is done, every WRITE to the same peer that was posted before it has landed.
 class LandingProbe {
  public:
-  // Registers a page of its own as the target of the READs. Both arguments outlive it. Throws KV_INTERNAL.
+  // Registers a page of its own as the target of the READs. Both arguments outlive it. Throws
+  // KV_INTERNAL.
   LandingProbe(const capi::Functions& nixl, capi::Agent agent);
 
   // Prepares the first byte of a peer's list, so that probes can read it. Throws KV_LIST_INVALID.

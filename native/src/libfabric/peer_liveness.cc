@@ -15,13 +15,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The key of the address in NIXL's connection data. An entry is its key, the length of its value as 8 bytes, and the value.
+// The key of the address in NIXL's connection data. An entry is its key, the length of its value as
+// 8 bytes, and the value.
 constexpr std::string_view kEndpoint = "dest_data_ep_0";
-// How long the agent's thread waits for a new connection when the old one has ended, counted from its beginning: those to several peers are made at
-// the same time.
+// How long the agent's thread waits for a new connection when the old one has ended, counted from
+// its beginning: those to several peers are made at the same time.
 constexpr auto kReconnectWait = std::chrono::milliseconds(250);
-// A host that does not answer for this long is dead. The kernel repeats its request twice within it. The check of metadata in a child process
-// waits a little longer than this.
+// A host that does not answer for this long is dead. The kernel repeats its request twice within
+// it. The check of metadata in a child process waits a little longer than this.
 constexpr auto kConnectTimeout = std::chrono::seconds(4);
 // Keepalive of the connection: a host that vanished is noticed after 5 + 3 * 2 seconds.
 constexpr int kKeepIdleSeconds = 5;
@@ -45,8 +46,8 @@ socklen_t read_address(const std::string& connection, sockaddr_storage& address)
   return size;
 }
 
-// Whether an error of a connection says that the peer's host has not answered for 11 seconds, or cannot be reached. Another connection would only wait
-// for an answer again.
+// Whether an error of a connection says that the peer's host has not answered for 11 seconds, or
+// cannot be reached. Another connection would only wait for an answer again.
 bool host_vanished(int error) { return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN; }
 
 }  // namespace

@@ -9,11 +9,14 @@
 
 namespace kv::nixl {
 
-// Watches whether a peer's process is alive, for a backend that does not report its death. libfabric's tcp provider listens on an address that
-// the peer's metadata contains. The watch holds an idle TCP connection to it: the connection ends when the process does, and a new one is refused.
+// Watches whether a peer's process is alive, for a backend that does not report its death.
+// libfabric's tcp provider listens on an address that the peer's metadata contains. The watch holds
+// an idle TCP connection to it: the connection ends when the process does, and a new one is
+// refused.
 class PeerLiveness {
  public:
-  // Whether a LIBFABRIC backend's connection data contains a TCP address, as with the tcp provider; those of EFA do not.
+  // Whether a LIBFABRIC backend's connection data contains a TCP address, as with the tcp provider;
+  // those of EFA do not.
   static bool has_tcp_address(const std::string& connection);
   // Starts to connect to that address. Null if the connection data contains none.
   static std::unique_ptr<PeerLiveness> connect_to(const std::string& connection);
@@ -22,13 +25,14 @@ class PeerLiveness {
   PeerLiveness(const PeerLiveness&) = delete;
   PeerLiveness& operator=(const PeerLiveness&) = delete;
 
-  // Whether the process is alive, or may be while the connection is being made. Stays false once it was false. Costs one system call while
-  // nothing changes, and never blocks.
+  // Whether the process is alive, or may be while the connection is being made. Stays false once it
+  // was false. Costs one system call while nothing changes, and never blocks.
   bool maybe_alive();
-  // The same, for a call that would not return if the process were dead. When a connection has ended, another one is made: waits for it up to 250 ms
-  // from its beginning.
+  // The same, for a call that would not return if the process were dead. When a connection has
+  // ended, another one is made: waits for it up to 250 ms from its beginning.
   bool alive();
-  // Makes another connection, since the present one proves nothing: the provider may leave it open when it closes its address.
+  // Makes another connection, since the present one proves nothing: the provider may leave it open
+  // when it closes its address.
   void ask_again();
   // Whether it is alive and has accepted a connection.
   bool connected() { return alive() && !connecting_since_; }

@@ -9,12 +9,13 @@ namespace kv::nixl {
 namespace {
 
 constexpr const char* kBackend = "LIBFABRIC";
-// How long after a peer's death NIXL is told to give up requests to it. Data that the peer has sent is long before then in this host's own
-// buffers, or lost.
+// How long after a peer's death NIXL is told to give up requests to it. Data that the peer has sent
+// is long before then in this host's own buffers, or lost.
 constexpr auto kQuarantine = std::chrono::seconds(5);
 // Attempts to load metadata while a peer's death explains that NIXL refuses it.
 constexpr int kMaxLoads = 4;
-// Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and does not reuse a number.
+// Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and
+// does not reuse a number.
 constexpr int kMaxPeers = 255;
 
 }  // namespace

@@ -81,8 +81,9 @@ int open_reserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
 bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-// The socket is none, or listens no more. All other errors concern one connection or one moment: accept(2) of Linux passes on those that are pending on
-// the connection, a firewall's, and those of a kernel without memory.
+// The socket is none, or listens no more. All other errors concern one connection or one moment:
+// accept(2) of Linux passes on those that are pending on the connection, a firewall's, and those of
+// a kernel without memory.
 bool ends_listener(int error) { return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EFAULT; }
 
 void pause() {
@@ -109,7 +110,8 @@ void require_descriptors(unsigned needed, const char* what) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const std::vector<int> open = open_descriptors();
-  // Without /proc, or with none left to read it, the limit is the number of the next descriptor that the kernel would give.
+  // Without /proc, or with none left to read it, the limit is the number of the next descriptor
+  // that the kernel would give.
   const int probe = open_reserve();
   if (probe >= 0) close(probe);
   const bool none = probe < 0 && lacks_descriptors(errno);

@@ -24,8 +24,9 @@ bool has_infiniband() {
   return found;
 }
 
-// Whether UCX may use a transport that has these names: UCX warns of variables of a transport that it does not use. `transports` is UCX_TLS: names that are
-// allowed, or after a ^ names that are not.
+// Whether UCX may use a transport that has these names: UCX warns of variables of a transport that
+// it does not use. `transports` is UCX_TLS: names that are allowed, or after a ^ names that are
+// not.
 bool allows(const std::string& transports, std::initializer_list<std::string_view> own) {
   const bool excludes = transports.starts_with('^');
   std::istringstream names(excludes ? transports.substr(1) : transports);
@@ -53,23 +54,28 @@ std::shared_mutex& environment_mutex() {
 
 // NIXL's defaults, where `transports` is the value of UCX_TLS.
 Variables defaults(const std::string& transports) {
-  // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value before it imports NIXL.
+  // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value
+  // before it imports NIXL.
   Variables variables{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
-  // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another thread's malloc calls sbrk in between, UCX
-  // cuts off a page that is in use, and V8 crashes. The events only serve caches that memory registered by hand does not need.
+  // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another
+  // thread's malloc calls sbrk in between, UCX cuts off a page that is in use, and V8 crashes. The
+  // events only serve caches that memory registered by hand does not need.
   variables.emplace_back("UCX_MEM_EVENTS", "n");
-  // UCX copies one piece per turn of its progress by default, so that many processes can be served in between. A slice takes 1 to 3 ms whatever this is,
-  // and with 64 pieces per turn blocks of 4 KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
+  // UCX copies one piece per turn of its progress by default, so that many processes can be served
+  // in between. A slice takes 1 to 3 ms whatever this is, and with 64 pieces per turn blocks of 4
+  // KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
   if (reads_processes() && allows(transports, {"cma", "sm", "shm"})) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
-  // UCX reads GPU memory of another process of this host by CUDA IPC only where there are NVLinks. Its other way is answered by the process that is read,
-  // through host memory and TCP, at a thousandth of the speed; and UCX aborts that process when the reader dies meanwhile (UCX 1.23).
+  // UCX reads GPU memory of another process of this host by CUDA IPC only where there are NVLinks.
+  // Its other way is answered by the process that is read, through host memory and TCP, at a
+  // thousandth of the speed; and UCX aborts that process when the reader dies meanwhile (UCX 1.23).
   if (access("/dev/nvidia0", F_OK) == 0 && allows(transports, {"cuda", "cuda_ipc"}))
     variables.emplace_back("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on");
   // UCX takes SIGHUP to write its debug log from then on. The signal is the host program's.
   variables.emplace_back("UCX_DEBUG_SIGNO", "0");
   // UCX logs to stdout by default, which would mix with the program's own output.
   variables.emplace_back("UCX_LOG_FILE", "stderr");
-  // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.
+  // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads
+  // crash at exit.
   if (!has_infiniband()) variables.emplace_back("UCX_MODULES", "^ib");
   return variables;
 }

@@ -70,14 +70,15 @@ void await_thread_end(const StoppableThread* thread) {
     return std::none_of(all.threads.begin(), all.threads.end(), [&](const auto& entry) { return entry.get() == thread; });
   });
   lock.unlock();
-  // Libraries that this thread has loaded meanwhile have destructors that would run before the handler, while the thread still uses them.
+  // Libraries that this thread has loaded meanwhile have destructors that would run before the
+  // handler, while the thread still uses them.
   if (!ended) install_exit_handler();
 }
 
 void install_exit_handler() {
 #ifdef __GLIBC__
-  // on_exit, unlike atexit, passes the status. Handlers run in reverse order, so this one runs before the destructors of libraries that
-  // were loaded before this call.
+  // on_exit, unlike atexit, passes the status. Handlers run in reverse order, so this one runs
+  // before the destructors of libraries that were loaded before this call.
   on_exit(on_process_exit, nullptr);
 #endif
 }

@@ -8,8 +8,9 @@
 
 namespace kv::nixl {
 
-// An error that JavaScript receives: a code from KvError's closed list, a message that names the values, and a hint that says what to do.
-// It is thrown within one thread only. Between threads it is passed by value.
+// An error that JavaScript receives: a code from KvError's closed list, a message that names the
+// values, and a hint that says what to do. It is thrown within one thread only. Between threads it
+// is passed by value.
 struct Failure : std::exception {
   std::string code;
   std::string message;
@@ -21,7 +22,8 @@ struct Failure : std::exception {
   const char* what() const noexcept override { return message.c_str(); }
 };
 
-// A NIXL status in words. The C API merges several causes into one status: -2 is a dead peer as well as a refused call.
+// A NIXL status in words. The C API merges several causes into one status: -2 is a dead peer as
+// well as a refused call.
 inline const char* describe(capi::Status status) {
   switch (status) {
     case capi::kSuccess: return "success";
@@ -35,7 +37,8 @@ inline const char* describe(capi::Status status) {
   }
 }
 
-// Throws a Failure with `code` when a NIXL call did not succeed. `what` is the beginning of the message.
+// Throws a Failure with `code` when a NIXL call did not succeed. `what` is the beginning of the
+// message.
 inline void check(capi::Status status, const char* code, const std::string& what) {
   if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
 }

@@ -8,8 +8,8 @@
 
 namespace kv::nixl {
 
-// Owns one C handle of NIXL that is released by a function of the handle alone. See PreparedHandle and NixlRegistration for those whose
-// release needs the agent as well.
+// Owns one C handle of NIXL that is released by a function of the handle alone. See PreparedHandle
+// and NixlRegistration for those whose release needs the agent as well.
 template <typename T>
 class Handle {
  public:
@@ -33,7 +33,8 @@ class Handle {
   // Whether there is a handle.
   explicit operator bool() const { return value_ != nullptr; }
 
-  // Calls `create(arguments…, &handle)` and owns the result. Throws a Failure with `code`; `what` is the beginning of its message.
+  // Calls `create(arguments…, &handle)` and owns the result. Throws a Failure with `code`; `what`
+  // is the beginning of its message.
   template <typename Create, typename... Arguments>
   static Handle make(const char* code, const char* what, Release release, Create create, Arguments... arguments) {
     T value = nullptr;

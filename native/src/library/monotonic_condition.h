@@ -9,8 +9,9 @@
 
 namespace kv::nixl {
 
-// A condition whose timed waits follow the monotonic clock. std::condition_variable follows the clock of the day where glibc is older than 2.30,
-// for which the published addon is built: a clock that is set back by an hour would make a sleep of a millisecond last an hour.
+// A condition whose timed waits follow the monotonic clock. std::condition_variable follows the
+// clock of the day where glibc is older than 2.30, for which the published addon is built: a clock
+// that is set back by an hour would make a sleep of a millisecond last an hour.
 class MonotonicCondition {
  public:
   MonotonicCondition() {

@@ -1,5 +1,5 @@
-// The part of NIXL's C API (libnixl_capi.so, 0.10 and later) that this addon calls. It is declared by hand and bound with dlsym, so that
-// the build needs neither NIXL's headers nor its library.
+// The part of NIXL's C API (libnixl_capi.so, 0.10 and later) that this addon calls. It is declared
+// by hand and bound with dlsym, so that the build needs neither NIXL's headers nor its library.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +68,8 @@ struct AgentConfig {
   bool capture_telemetry;
 };
 
-// The library's nixl_capi_xfer_telemetry_s: what NIXL measured of one request, in microseconds and bytes.
+// The library's nixl_capi_xfer_telemetry_s: what NIXL measured of one request, in microseconds and
+// bytes.
 struct XferTelemetry {
   uint64_t start_time_us;
   uint64_t post_duration_us;

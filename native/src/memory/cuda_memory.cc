@@ -106,7 +106,8 @@ std::shared_ptr<CudaMemory> CudaMemory::create(uint64_t length, int ordinal) {
                   what + (absent ? "this process sees " + std::to_string(count) + " GPUs" : error_text(status)),
                   "GPUs count from 0, as CUDA_VISIBLE_DEVICES shows them to this process");
   }
-  // Never released: NIXL and UCX remember the context of memory that was registered, beyond its end, and CUDA's runtime keeps it as well.
+  // Never released: NIXL and UCX remember the context of memory that was registered, beyond its
+  // end, and CUDA's runtime keeps it as well.
   void* context = nullptr;
   if (const int status = cuda.retain(&context, device); status != kSuccess) {
     throw Failure("KV_MEMORY_INVALID", what + error_text(status), "nvidia-smi shows which processes use the GPU");

@@ -10,8 +10,9 @@ namespace kv::nixl {
 // Zeroed memory of a CUDA device.
 class CudaMemory {
  public:
-  // Loads the driver on first use, and allocates in the device's primary context, as CUDA's runtime does. Throws KV_TRANSPORT_UNSUPPORTED without a
-  // driver or device, and KV_MEMORY_INVALID where the driver refuses.
+  // Loads the driver on first use, and allocates in the device's primary context, as CUDA's runtime
+  // does. Throws KV_TRANSPORT_UNSUPPORTED without a driver or device, and KV_MEMORY_INVALID where
+  // the driver refuses.
   static std::shared_ptr<CudaMemory> create(uint64_t length, int device);
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
@@ -28,8 +29,9 @@ class CudaMemory {
     uint64_t length;
     std::byte* bytes;
   };
-  // Copies pieces to the device, or from it, in order. The bytes are in place when the call returns, also for a NIC that reads the device's memory.
-  // The CUDA context of the calling thread is the same afterwards. Throws KV_MEMORY_INVALID with the driver's error.
+  // Copies pieces to the device, or from it, in order. The bytes are in place when the call
+  // returns, also for a NIC that reads the device's memory. The CUDA context of the calling thread
+  // is the same afterwards. Throws KV_MEMORY_INVALID with the driver's error.
   void to_device(const std::vector<Piece>& pieces) const;
   void from_device(const std::vector<Piece>& pieces) const;
 

@@ -23,7 +23,8 @@ Failure invalid(size_t row, const std::string& what) {
 }
 
 inline uint64_t integer(double value, size_t row, const char* name) {
-  // The comparison also refuses NaN. Conversions go through the signed type, which takes the processor one instruction.
+  // The comparison also refuses NaN. Conversions go through the signed type, which takes the
+  // processor one instruction.
   if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<int64_t>(value))) {
     throw not_an_integer(value, row, name);
   }
@@ -53,7 +54,8 @@ std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allow
     if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {
       throw invalid(index, "more than " + std::to_string(kMaxDescriptors) + " descriptors in one list");
     }
-    // In doubles, since the sum may overflow an integer; a rounding error near 2^53 does not matter.
+    // In doubles, since the sum may overflow an integer; a rounding error near 2^53 does not
+    // matter.
     if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
     rows.push_back(row);
   }

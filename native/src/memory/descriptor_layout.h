@@ -16,7 +16,8 @@ constexpr double kExact = 9007199254740992.0;
 // Numbers per row of a descriptor table: address, length, device, stride, count.
 inline constexpr size_t kRowNumbers = 5;
 
-// `count` descriptors of `length` bytes, the first at `address`, each `stride` bytes after the one before.
+// `count` descriptors of `length` bytes, the first at `address`, each `stride` bytes after the one
+// before.
 struct Row {
   uint64_t address;
   uint64_t length;
@@ -35,8 +36,8 @@ class DescriptorTable {
  public:
   // A copy of the numbers.
   static DescriptorTable copy_of(const double* numbers, size_t count) { return DescriptorTable({numbers, numbers + count}, nullptr, count); }
-  // The numbers in JavaScript's own memory. JavaScript keeps it until the list is prepared. When the environment ends it is freed two seconds
-  // later, which is why `read_rows` takes `stopping`.
+  // The numbers in JavaScript's own memory. JavaScript keeps it until the list is prepared. When
+  // the environment ends it is freed two seconds later, which is why `read_rows` takes `stopping`.
   static DescriptorTable view_of(const double* numbers, size_t count) { return DescriptorTable({}, numbers, count); }
 
   // The numbers, row by row.
@@ -52,12 +53,12 @@ class DescriptorTable {
   size_t count_;
 };
 
-// Reads and checks a table. `zero_address_allowed`: storage counts addresses from 0. Throws KV_LIST_INVALID, naming the row and the value,
-// and KV_AGENT_CLOSED soon after `stopping` is set.
+// Reads and checks a table. `zero_address_allowed`: storage counts addresses from 0. Throws
+// KV_LIST_INVALID, naming the row and the value, and KV_AGENT_CLOSED soon after `stopping` is set.
 std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const std::atomic<bool>& stopping);
 
-// Maps an index of a prepared list to its descriptor. Keeps rows as they are, so that its memory grows with rows and not with descriptors.
-// Immutable, so every thread may read it.
+// Maps an index of a prepared list to its descriptor. Keeps rows as they are, so that its memory
+// grows with rows and not with descriptors. Immutable, so every thread may read it.
 class DescriptorLayout {
  public:
   // At least one row, as `read_rows` returns them.
@@ -72,7 +73,8 @@ class DescriptorLayout {
   // Whether in every row each descriptor begins where the one before it ends.
   bool contiguous() const { return contiguous_; }
 
-  // Looks up descriptors. Remembers the row of the last one, so that a walk in order needs no search.
+  // Looks up descriptors. Remembers the row of the last one, so that a walk in order needs no
+  // search.
   class Cursor {
    public:
     explicit Cursor(const DescriptorLayout& layout) : layout_(&layout) {}
@@ -108,7 +110,8 @@ class DescriptorLayout {
 
 // Adds every descriptor of `rows`, in order, to a list of NIXL. Throws KV_LIST_INVALID.
 void add_each_descriptor(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
-// Adds one descriptor per row, from its first byte to its last, to a list of NIXL. Throws KV_LIST_INVALID.
+// Adds one descriptor per row, from its first byte to its last, to a list of NIXL. Throws
+// KV_LIST_INVALID.
 void add_row_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
 
 }  // namespace kv::nixl

@@ -34,7 +34,8 @@ void* map(size_t length, int flags) {
 
 // Memory is touched in parts of this size.
 constexpr size_t kTouchedAtOnce = 64u << 20;
-// To find huge pages takes long where memory is fragmented. Once it has cost this much more time than to zero them, small pages will do.
+// To find huge pages takes long where memory is fragmented. Once it has cost this much more time
+// than to zero them, small pages will do.
 constexpr auto kMostSearching = std::chrono::seconds(5);
 constexpr auto kZeroing = std::chrono::milliseconds(100);
 
@@ -113,7 +114,8 @@ void Mapping::touch() const {
 
 void Mapping::touch(size_t offset, size_t length) const {
   if (madvise(data() + offset, length, MADV_POPULATE_WRITE) == 0) return;
-  // Kernels before 5.14: an atomic operation that changes nothing, since JavaScript may already write to the memory.
+  // Kernels before 5.14: an atomic operation that changes nothing, since JavaScript may already
+  // write to the memory.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (const size_t end = offset + length; offset < end; offset += page) {
     __atomic_fetch_or(reinterpret_cast<unsigned char*>(data()) + offset, 0, __ATOMIC_RELAXED);

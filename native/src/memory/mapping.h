@@ -10,12 +10,13 @@
 
 namespace kv::nixl {
 
-// Memory from mmap: page-aligned and zeroed. A thread may touch every page, since the first transfer to an untouched page is up to 20 times
-// slower, and asks for pages of 2 MiB, since UCX's copies between processes look up each page.
+// Memory from mmap: page-aligned and zeroed. A thread may touch every page, since the first
+// transfer to an untouched page is up to 20 times slower, and asks for pages of 2 MiB, since UCX's
+// copies between processes look up each page.
 class Mapping {
  public:
-  // Maps `length` bytes. `populate`: starts a thread that touches them; otherwise a page takes memory when it is first used. Throws
-  // KV_MEMORY_INVALID.
+  // Maps `length` bytes. `populate`: starts a thread that touches them; otherwise a page takes
+  // memory when it is first used. Throws KV_MEMORY_INVALID.
   static std::shared_ptr<Mapping> create(size_t length, bool populate);
   ~Mapping();
   Mapping(const Mapping&) = delete;
@@ -27,13 +28,15 @@ class Mapping {
   uint64_t address() const { return reinterpret_cast<uint64_t>(address_); }
   // Bytes.
   size_t length() const { return length_; }
-  // Calls `ready` once every page has been touched: now, if that is so, or later on another thread. Must not throw.
+  // Calls `ready` once every page has been touched: now, if that is so, or later on another thread.
+  // Must not throw.
   void when_touched(std::function<void()> ready);
 
   // Frees the memory but keeps the addresses, which read as zeros from then on.
   void release_pages() const;
 
-  // Registrations and copies under way. The owner must not let go of the mapping while there are any.
+  // Registrations and copies under way. The owner must not let go of the mapping while there are
+  // any.
   std::atomic<uint32_t> pins{0};
 
  private:

@@ -14,8 +14,8 @@ namespace kv::nixl {
 const char* name_of(capi::MemoryType type);
 // The memory type of this name; none for a name that no prepared list can have.
 std::optional<capi::MemoryType> memory_type_named(std::string_view name);
-// Whether memory of this type belongs to a storage backend (files, objects). Storage has no peer: NIXL's remote lists of it carry the
-// agent's own name.
+// Whether memory of this type belongs to a storage backend (files, objects). Storage has no peer:
+// NIXL's remote lists of it carry the agent's own name.
 inline bool is_storage(capi::MemoryType type) { return type == capi::MemoryType::file || type == capi::MemoryType::object; }
 
 // The memory types that each backend of an agent registers, as the backend itself reports them.

@@ -13,7 +13,8 @@ namespace kv::nixl {
 
 struct RegisteredMemory;
 
-// Owns one prepared descriptor list of NIXL. Used on the agent's thread only, and reset before the agent ends.
+// Owns one prepared descriptor list of NIXL. Used on the agent's thread only, and reset before the
+// agent ends.
 class PreparedHandle {
  public:
   PreparedHandle() = default;
@@ -44,30 +45,37 @@ class PreparedHandle {
   capi::PreparedDlist value_ = nullptr;
 };
 
-// A prepared list of descriptors. Its layout is read on both threads; the rest belongs to the agent's thread.
+// A prepared list of descriptors. Its layout is read on both threads; the rest belongs to the
+// agent's thread.
 struct PreparedList {
   // A list that NIXL does not know yet.
   PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
       : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 
-  // The name that NIXL needs for a remote list: of the peer, or of the agent itself. None for a local list.
+  // The name that NIXL needs for a remote list: of the peer, or of the agent itself. None for a
+  // local list.
   const std::optional<std::string> remote;
   const capi::MemoryType type;
   const DescriptorLayout layout;
-  // Whether a WRITE to it is possible: an object is only written whole. Set before JavaScript learns of the list.
+  // Whether a WRITE to it is possible: an object is only written whole. Set before JavaScript
+  // learns of the list.
   bool writable = true;
-  // Whether it describes the memory of another agent. A list under the agent's own name describes its own memory, or storage.
+  // Whether it describes the memory of another agent. A list under the agent's own name describes
+  // its own memory, or storage.
   bool of_peer = false;
 
   // From here on for the agent's thread only.
 
-  // Whether neighbours in a row may be merged into one descriptor: each row lies in one registration.
+  // Whether neighbours in a row may be merged into one descriptor: each row lies in one
+  // registration.
   bool mergeable = true;
-  // Keeps a peer's memory known to NIXL for the life of the list: a descriptor per row if mergeable, else one per index.
+  // Keeps a peer's memory known to NIXL for the life of the list: a descriptor per row if
+  // mergeable, else one per index.
   PreparedHandle spans;
   // A descriptor per index, for requests by index. Made when the first such request needs it.
   PreparedHandle indexed;
-  // The first byte of a peer's memory, for backends that report a WRITE as done before it has landed. See LandingProbe.
+  // The first byte of a peer's memory, for backends that report a WRITE as done before it has
+  // landed. See LandingProbe.
   PreparedHandle probe;
   // The registrations that hold its rows, where it describes the agent's own memory or storage.
   std::vector<RegisteredMemory*> memories;

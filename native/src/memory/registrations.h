@@ -20,8 +20,9 @@
 
 namespace kv::nixl {
 
-// A range of memory as NIXL registers it. For DRAM the device is 0. For device memory, address and device are the runtime's pointer and
-// ordinal. For a file, the device is its descriptor and the address an offset; for an object, the device is a number chosen by the caller.
+// A range of memory as NIXL registers it. For DRAM the device is 0. For device memory, address and
+// device are the runtime's pointer and ordinal. For a file, the device is its descriptor and the
+// address an offset; for an object, the device is a number chosen by the caller.
 struct MemoryRange {
   capi::MemoryType type;
   uint64_t address;
@@ -53,9 +54,10 @@ capi::Status add_range(const capi::Functions& nixl, capi::RegDlist list, const M
 // Registers a range with NIXL and deregisters it when destroyed.
 class NixlRegistration {
  public:
-  // Registers the range once for each of `options`, which select a backend each; null for all that support the memory. The backends are remembered:
-  // NIXL would deregister memory from backends that were created since, and fail. With `all` every backend must register it, otherwise one. Throws
-  // `refused(status)`.
+  // Registers the range once for each of `options`, which select a backend each; null for all that
+  // support the memory. The backends are remembered: NIXL would deregister memory from backends
+  // that were created since, and fail. With `all` every backend must register it, otherwise one.
+  // Throws `refused(status)`.
   template <typename Refused>
   NixlRegistration(const capi::Functions& nixl, capi::Agent agent, const MemoryRange& range, std::vector<Handle<capi::OptArgs>> options, bool all,
                    Refused refused)
@@ -94,7 +96,8 @@ class NixlRegistration {
   std::vector<Handle<capi::OptArgs>> registered_;
 };
 
-// A range that an agent registered once with NIXL, however many registrations of JavaScript name it.
+// A range that an agent registered once with NIXL, however many registrations of JavaScript name
+// it.
 struct RegisteredMemory {
   MemoryRange range;
   // The backends that the caller chose; none for all that support the memory.
@@ -107,9 +110,9 @@ struct RegisteredMemory {
   uint32_t lists = 0;
 };
 
-// The memory that one agent has registered: memory that the addon allocated, and external memory (files, objects, memory of a device or of the
-// caller). Lives on
-// the agent's thread. Everything is deregistered when it is destroyed.
+// The memory that one agent has registered: memory that the addon allocated, and external memory
+// (files, objects, memory of a device or of the caller). Lives on the agent's thread. Everything is
+// deregistered when it is destroyed.
 class Registrations {
  public:
   // All arguments outlive it.
@@ -119,13 +122,16 @@ class Registrations {
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
 
-  // Registers memory that the addon allocated, under an id that was not used before. Its pages should be touched: the first transfer to each is slow
-  // otherwise. `backends`: the chosen ones; none for all that support the memory. Throws KV_MEMORY_INVALID and KV_BACKEND_UNAVAILABLE.
+  // Registers memory that the addon allocated, under an id that was not used before. Its pages
+  // should be touched: the first transfer to each is slow otherwise. `backends`: the chosen ones;
+  // none for all that support the memory. Throws KV_MEMORY_INVALID and KV_BACKEND_UNAVAILABLE.
   void add_allocated(uint64_t id, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends);
-  // Registers memory by its address. `ask_cuda`: ask CUDA's driver whether the range is device memory. `kept`: the memory, where the addon allocated it.
-  // Throws KV_MEMORY_INVALID, also where the range overlaps another one, and KV_BACKEND_UNAVAILABLE.
+  // Registers memory by its address. `ask_cuda`: ask CUDA's driver whether the range is device
+  // memory. `kept`: the memory, where the addon allocated it. Throws KV_MEMORY_INVALID, also where
+  // the range overlaps another one, and KV_BACKEND_UNAVAILABLE.
   void add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, std::shared_ptr<const void> kept, const std::vector<std::string>& backends);
-  // Ends a registration. Throws KV_MEMORY_IN_USE while a prepared list describes its memory, and KV_MEMORY_NOT_REGISTERED.
+  // Ends a registration. Throws KV_MEMORY_IN_USE while a prepared list describes its memory, and
+  // KV_MEMORY_NOT_REGISTERED.
   void remove(uint64_t id);
   // The range of a registration. Throws KV_MEMORY_NOT_REGISTERED.
   const MemoryRange& range_of(uint64_t id) const;
@@ -134,7 +140,8 @@ class Registrations {
     return std::ranges::any_of(memories_, [](const auto& memory) { return !is_storage(memory.range.type); });
   }
 
-  // The registrations that hold the rows, each once. Throws KV_MEMORY_NOT_REGISTERED for a row that no single registration holds.
+  // The registrations that hold the rows, each once. Throws KV_MEMORY_NOT_REGISTERED for a row that
+  // no single registration holds.
   std::vector<RegisteredMemory*> holding(capi::MemoryType type, const std::vector<Row>& rows);
 
  private:

@@ -12,7 +12,8 @@
 
 namespace {
 
-// `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: returns the defaults that it set; undefined if it must wait.
+// `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: returns the
+// defaults that it set; undefined if it must wait.
 Napi::Value prepare(const Napi::CallbackInfo& info) {
   kv::nixl::Variables variables;
   const auto wanted = info[0].As<Napi::Array>();
@@ -32,7 +33,8 @@ Napi::Value prepare(const Napi::CallbackInfo& info) {
   return answer;
 }
 
-// `stopAll()`: for the exit of the process. Blocks until all agents' threads have ended, for two seconds at most.
+// `stopAll()`: for the exit of the process. Blocks until all agents' threads have ended, for two
+// seconds at most.
 Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
 
 // `isLoaded()`: whether NIXL has been loaded, so that it no longer sees variables that are set.
@@ -40,14 +42,16 @@ Napi::Value is_loaded(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), kv::nixl::NixlLibrary::loaded());
 }
 
-// `addressOf(bytes: Uint8Array): number`: where the bytes are, also those of a SharedArrayBuffer. A buffer that is not shared may move.
+// `addressOf(bytes: Uint8Array): number`: where the bytes are, also those of a SharedArrayBuffer. A
+// buffer that is not shared may move.
 Napi::Value address_of(const Napi::CallbackInfo& info) {
   void* data = nullptr;
   napi_get_typedarray_info(info.Env(), info[0], nullptr, nullptr, &data, nullptr, nullptr);
   return Napi::Number::New(info.Env(), static_cast<double>(reinterpret_cast<uintptr_t>(data)));
 }
 
-// `requireDescriptors(needed, what)`: throws KV_TRANSPORT_UNAVAILABLE when fewer file descriptors are free.
+// `requireDescriptors(needed, what)`: throws KV_TRANSPORT_UNAVAILABLE when fewer file descriptors
+// are free.
 Napi::Value require_free(const Napi::CallbackInfo& info) {
   return kv::nixl::with_js_errors(info.Env(), [&] {
     kv::nixl::require_descriptors(info[0].ToNumber().Uint32Value(), info[1].ToString().Utf8Value().c_str());

@@ -14,7 +14,8 @@ namespace kv::nixl {
 
 namespace {
 
-// The answer of a command that has run already, as an array of its value. Throws its failure. Undefined if an event will answer.
+// The answer of a command that has run already, as an array of its value. Throws its failure.
+// Undefined if an event will answer.
 Napi::Value answer_of(Napi::Env env, const std::optional<Event>& event) {
   if (!event) return env.Undefined();
   if (event->failure) throw *event->failure;
@@ -64,7 +65,8 @@ AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Agen
       stop();
       throw;
     }
-    // Hooks run in reverse order: this one runs before Node destroys the queue's thread-safe function.
+    // Hooks run in reverse order: this one runs before Node destroys the queue's thread-safe
+    // function.
     napi_add_env_cleanup_hook(env_, on_environment_end, this);
     return info.Env().Undefined();
   });
@@ -72,7 +74,8 @@ AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Agen
 
 AgentObject::~AgentObject() { detach_from_environment(); }
 
-// A worker may be terminated, or the process may end, while the agent is open. Waits for the thread: exit() and NIXL's destructors may follow.
+// A worker may be terminated, or the process may end, while the agent is open. Waits for the
+// thread: exit() and NIXL's destructors may follow.
 void AgentObject::on_environment_end(void* data) {
   auto* agent = static_cast<AgentObject*>(data);
   agent->stop();

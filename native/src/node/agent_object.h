@@ -9,21 +9,24 @@
 
 namespace kv::nixl {
 
-// JavaScript's `Agent`; see NativeAgent in native.ts of @kv/nixl. Checks arguments and hands commands to the agent's thread. A method takes a
-// ticket, a number that the caller chooses and never uses again: the outcome is reported with it, and it then names what the method made.
+// JavaScript's `Agent`; see NativeAgent in native.ts of @kv/nixl. Checks arguments and hands
+// commands to the agent's thread. A method takes a ticket, a number that the caller chooses and
+// never uses again: the outcome is reported with it, and it then names what the method made.
 class AgentObject : public Napi::ObjectWrap<AgentObject> {
  public:
   // The class, to be exported.
   static Napi::Function define(Napi::Env env);
 
-  // `new Agent(ticket, {libraryPath, name, backends: [{name, parameters: [[key, value]]}], …}, onEvents)`. Starts the agent's thread.
+  // `new Agent(ticket, {libraryPath, name, backends: [{name, parameters: [[key, value]]}], …},
+  // onEvents)`. Starts the agent's thread.
   explicit AgentObject(const Napi::CallbackInfo& info);
   ~AgentObject() override;
 
  private:
   // (ticket, memory, backends)
   Napi::Value register_allocated(const Napi::CallbackInfo& info);
-  // (ticket, {memoryType, address, lengthBytes, deviceId, key, checkWithCuda, backends}): a file, an object, or memory of a device or of the caller
+  // (ticket, {memoryType, address, lengthBytes, deviceId, key, checkWithCuda, backends}): a file,
+  // an object, or memory of a device or of the caller
   Napi::Value register_external(const Napi::CallbackInfo& info);
   // (ticket, registration)
   Napi::Value deregister(const Napi::CallbackInfo& info);
@@ -45,7 +48,8 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value close_list(const Napi::CallbackInfo& info);
   // (ticket, remote, payload): the answer or undefined
   Napi::Value notify(const Napi::CallbackInfo& info);
-  // (ticket, moves | preparedTransfer, askedMs, abortable, notification | undefined): its outcome or undefined
+  // (ticket, moves | preparedTransfer, askedMs, abortable, notification | undefined): its outcome
+  // or undefined
   Napi::Value transfer(const Napi::CallbackInfo& info);
   // (ticket, moves)
   Napi::Value prepare_transfer(const Napi::CallbackInfo& info);

@@ -37,7 +37,8 @@ std::chrono::steady_clock::time_point time_of(Napi::Value value) {
 
 std::vector<int32_t> copy_of(Numbers<int32_t> numbers) { return {numbers.begin(), numbers.end()}; }
 
-// The places of NativeMoves, an array: an element is read in a fifth of the time of a property, and a small transfer is as short as ten of those.
+// The places of NativeMoves, an array: an element is read in a fifth of the time of a property, and
+// a small transfer is as short as ten of those.
 namespace at {
 constexpr uint32_t is_write = 0, local = 1, remote = 2, local_ids = 3, remote_ids = 4, runs = 5, offsets = 6;
 }

@@ -1,4 +1,5 @@
-// Reads the options of the methods of `Agent`; see native.ts of @kv/nixl for their shapes. All throw a Failure that names the value.
+// Reads the options of the methods of `Agent`; see native.ts of @kv/nixl for their shapes. All
+// throw a Failure that names the value.
 #pragma once
 
 #include <napi.h>

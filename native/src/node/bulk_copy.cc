@@ -40,7 +40,8 @@ std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t lim
 
 namespace {
 
-// A buffer from JavaScript's own constructor, which throws where Node-API's function ends the process for want of memory.
+// A buffer from JavaScript's own constructor, which throws where Node-API's function ends the
+// process for want of memory.
 Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
   try {
     const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();

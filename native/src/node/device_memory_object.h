@@ -8,7 +8,8 @@
 
 namespace kv::nixl {
 
-// Memory of a GPU in JavaScript; see NativeDeviceMemory in native.ts of @kv/nixl. It is registered by its address, and the registration keeps it.
+// Memory of a GPU in JavaScript; see NativeDeviceMemory in native.ts of @kv/nixl. It is registered
+// by its address, and the registration keeps it.
 class DeviceMemoryObject : public Napi::ObjectWrap<DeviceMemoryObject> {
  public:
   // The class, to be exported.

@@ -92,8 +92,9 @@ void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context,
     const auto [events, more] = self->take(env);
     if (events.Length() > 0) Napi::Function(env, callback).Call({events, Napi::Boolean::New(env, more)});
   } catch (const Napi::Error& error) {
-    // No C++ exception may leave this function. Rethrown, Node reports it as an uncaught exception. While the environment ends, the event loop
-    // runs once more without JavaScript, and the error cannot be reported.
+    // No C++ exception may leave this function. Rethrown, Node reports it as an uncaught exception.
+    // While the environment ends, the event loop runs once more without JavaScript, and the error
+    // cannot be reported.
     try {
       error.ThrowAsJavaScriptException();
     } catch (const Napi::Error&) {

@@ -106,7 +106,8 @@ Numbers<T> typed_array(Napi::Value value, napi_typedarray_type wanted, const cha
   napi_value buffer = nullptr;
   const napi_status status = napi_get_typedarray_info(value.Env(), value, &type, &length, &data, &buffer, nullptr);
   if (status != napi_ok || type != wanted) throw Failure(code, std::string(name) + " must be a " + expected);
-  // Shared memory may change while it is read. A resizable buffer cannot: it is copied within the call.
+  // Shared memory may change while it is read. A resizable buffer cannot: it is copied within the
+  // call.
   bool plain = false;
   if (napi_is_arraybuffer(value.Env(), buffer, &plain) != napi_ok || !plain) throw Failure(code, std::string(name) + " must not be in shared memory");
   return {static_cast<const T*>(data), length};

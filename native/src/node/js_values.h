@@ -36,8 +36,8 @@ Napi::Value with_js_errors(Napi::Env env, Work work) {
   }
 }
 
-// Typed arrays. They throw a Failure with `code` for another type and for shared memory, which could change while it is read. `name` names the
-// argument in the message.
+// Typed arrays. They throw a Failure with `code` for another type and for shared memory, which
+// could change while it is read. `name` names the argument in the message.
 template <typename T>
 using Numbers = std::span<const T>;
 Numbers<double> float64_array(Napi::Value value, const char* code, const char* name);

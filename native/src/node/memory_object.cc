@@ -34,8 +34,8 @@ void release_hold(napi_env, void*, void* data) {
   delete hold;
 }
 
-// A part of the mapping as an external buffer. node-addon-api's function for it frees the hold twice where Node refuses the length: Node 20 runs
-// the finalizer and then fails.
+// A part of the mapping as an external buffer. node-addon-api's function for it frees the hold
+// twice where Node refuses the length: Node 20 runs the finalizer and then fails.
 Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>& mapping, uint64_t offset, uint64_t length) {
   bool finalized = false;
   auto* hold = new BufferHold{mapping, &finalized};
@@ -139,7 +139,8 @@ void MemoryObject::close(const Napi::CallbackInfo& info) {
                                             std::to_string(pins) + " registrations or copies in progress",
                     "close the registrations and await the copies first");
     }
-    // Buffers that must not be detached keep the mapping until they are collected. Its pages are freed now, and views read zeros.
+    // Buffers that must not be detached keep the mapping until they are collected. Its pages are
+    // freed now, and views read zeros.
     const bool detach = !info[0].IsBoolean() || info[0].As<Napi::Boolean>().Value();
     if (!detach) mapping_->release_pages();
     for (const auto& reference : buffers_) {

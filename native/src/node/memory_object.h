@@ -9,8 +9,8 @@
 
 namespace kv::nixl {
 
-// JavaScript's `Memory`; see NativeMemory in native.ts of @kv/nixl. A mapping whose parts are external ArrayBuffers, with copies off the
-// JavaScript thread.
+// JavaScript's `Memory`; see NativeMemory in native.ts of @kv/nixl. A mapping whose parts are
+// external ArrayBuffers, with copies off the JavaScript thread.
 class MemoryObject : public Napi::ObjectWrap<MemoryObject> {
  public:
   // The class, to be exported.
@@ -25,11 +25,13 @@ class MemoryObject : public Napi::ObjectWrap<MemoryObject> {
  private:
   // number
   Napi::Value address(const Napi::CallbackInfo& info);
-  // `buffer(offset, length): ArrayBuffer`. Node 20 and older end a call with more than `buffer.constants.MAX_LENGTH` bytes with an exception.
+  // `buffer(offset, length): ArrayBuffer`. Node 20 and older end a call with more than
+  // `buffer.constants.MAX_LENGTH` bytes with an exception.
   Napi::Value buffer(const Napi::CallbackInfo& info);
   // `gather(runs): Promise<ArrayBuffer>`
   Napi::Value gather(const Napi::CallbackInfo& info);
-  // `scatter(runs, source, take): Promise<void>`. `take(source)` is called once all arguments are valid, and returns a buffer that nobody else has.
+  // `scatter(runs, source, take): Promise<void>`. `take(source)` is called once all arguments are
+  // valid, and returns a buffer that nobody else has.
   Napi::Value scatter(const Napi::CallbackInfo& info);
   // `close(detach)`. Throws KV_MEMORY_IN_USE while a registration or a copy uses the memory.
   void close(const Napi::CallbackInfo& info);

@@ -101,7 +101,8 @@ Bytes join_metadata(const std::vector<Bytes>& parts) {
   size_t count_at = 0;
   for (const Bytes& part : parts) {
     const AgentMetadata metadata = read_metadata(part);
-    // The number of sections is an entry of its own, with a tag and a length before it and a bar after it.
+    // The number of sections is an entry of its own, with a tag and a length before it and a bar
+    // after it.
     const size_t count_of_part = metadata.sections_at - sizeof(sections) - 1;
     if (joined.empty()) {
       count_at = count_of_part;

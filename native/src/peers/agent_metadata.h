@@ -24,12 +24,14 @@ Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent);
 
 // The bytes that NIXL has allocated, copied and freed.
 Bytes take_bytes(void* data, size_t length);
-// Joins metadata of one agent: the connections of the first part, and the sections of memory of all. NIXL makes each part for one memory type.
+// Joins metadata of one agent: the connections of the first part, and the sections of memory of
+// all. NIXL makes each part for one memory type.
 Bytes join_metadata(const std::vector<Bytes>& parts);
 
-// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory type of a section ends the process. Reads
-// NIXL's framing from end to end. Cannot check what only a backend reads, connection data and keys, so authenticate peers as well.
-// Throws KV_AGENT_METADATA_INVALID, naming the first invalid byte.
+// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory
+// type of a section ends the process. Reads NIXL's framing from end to end. Cannot check what only
+// a backend reads, connection data and keys, so authenticate peers as well. Throws
+// KV_AGENT_METADATA_INVALID, naming the first invalid byte.
 AgentMetadata read_metadata(const Bytes& bytes);
 
 }  // namespace kv::nixl

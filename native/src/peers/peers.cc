@@ -12,8 +12,8 @@ namespace kv::nixl {
 
 namespace {
 
-// UCX keeps a notification while it connects to a peer, drops it when the agent ends meanwhile, and does not report when it was sent. This is
-// how long connecting takes at most.
+// UCX keeps a notification while it connects to a peer, drops it when the agent ends meanwhile, and
+// does not report when it was sent. This is how long connecting takes at most.
 constexpr auto kConnectTime = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -77,7 +77,8 @@ void Peers::load(const std::string& name, const Bytes& metadata, PeerLiveness* l
       return;
     }
     const bool retry = safeguards_.may_retry_load(attempts);
-    // NIXL has dropped what it knew of the peer, and what its prepared lists point to, even if it accepts the same metadata next time.
+    // NIXL has dropped what it knew of the peer, and what its prepared lists point to, even if it
+    // accepts the same metadata next time.
     if (peers_.contains(name)) forget(name);
     if (!retry) {
       if (const auto limit = safeguards_.peer_limit_reached(name)) throw *limit;

@@ -17,8 +17,8 @@ namespace kv::nixl {
 
 class NixlAgent;
 
-// A transfer whose NIXL requests are made once, one for each slice, and posted many times, once at a time. What it moves is immutable; the rest
-// belongs to the agent's thread.
+// A transfer whose NIXL requests are made once, one for each slice, and posted many times, once at
+// a time. What it moves is immutable; the rest belongs to the agent's thread.
 class PreparedTransfer {
  public:
   // No requests yet.
@@ -31,7 +31,8 @@ class PreparedTransfer {
   const std::shared_ptr<PreparedList> remote;
   const std::shared_ptr<const TransferSelection> selection;
 
-  // Makes all requests again, after releasing those that are left. Throws KV_TRANSFER_FAILED; no request is left then.
+  // Makes all requests again, after releasing those that are left. Throws KV_TRANSFER_FAILED; no
+  // request is left then.
   void make(NixlAgent& agent);
   // Whether every request is here. Those that failed were released.
   bool complete() const;
@@ -45,7 +46,8 @@ class PreparedTransfer {
   bool give_back(capi::Request request);
   // A request that was handed out has failed, and will not be given back.
   void forget(capi::Request request) { handed_out_.erase(request); }
-  // What NIXL estimates for all requests together. Throws KV_TRANSFER_INVALID while requests are handed out, and KV_TRANSFER_FAILED.
+  // What NIXL estimates for all requests together. Throws KV_TRANSFER_INVALID while requests are
+  // handed out, and KV_TRANSFER_FAILED.
   CostEstimate estimate(NixlAgent& agent) const;
   // Releases the requests.
   void release(NixlAgent& agent);

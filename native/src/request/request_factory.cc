@@ -6,9 +6,11 @@ namespace kv::nixl {
 
 namespace {
 
-// Descriptors of a list that are prepared one by one for requests by index: 30 ms and 80 MB at most. Larger lists only have requests by extent.
+// Descriptors of a list that are prepared one by one for requests by index: 30 ms and 80 MB at
+// most. Larger lists only have requests by extent.
 constexpr uint32_t kMaxIndexed = 1'048'576;
-// A list of more descriptors, which takes over 0.1 ms, is not prepared for a request of as few as these.
+// A list of more descriptors, which takes over 0.1 ms, is not prepared for a request of as few as
+// these.
 constexpr uint32_t kSmallList = 4096;
 constexpr uint64_t kFewDescriptors = 16;
 
@@ -34,7 +36,8 @@ bool RequestFactory::prepare_indices(PreparedList& local, PreparedList& remote, 
   return true;
 }
 
-// NIXL takes 1.4 ns per index and 33 ns per descriptor that is left after merging. Per extent it takes 48 ns, and needs no prepared lists.
+// NIXL takes 1.4 ns per index and 33 ns per descriptor that is left after merging. Per extent it
+// takes 48 ns, and needs no prepared lists.
 capi::Request RequestFactory::make(capi::Operation operation, PreparedList& local, PreparedList& remote, Slice& slice, capi::Status& status) {
   if (slice.local_ids != nullptr) {
     return make_by_index(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);

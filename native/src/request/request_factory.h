@@ -10,8 +10,8 @@
 
 namespace kv::nixl {
 
-// Makes NIXL's prepared lists and transfer requests. A request is made by indices into two prepared lists, or by extents. Lives on the agent's
-// thread.
+// Makes NIXL's prepared lists and transfer requests. A request is made by indices into two prepared
+// lists, or by extents. Lives on the agent's thread.
 class RequestFactory {
  public:
   // Both arguments outlive it.
@@ -19,12 +19,15 @@ class RequestFactory {
 
   // Adds rows to a list of NIXL: `add_each_descriptor` or `add_row_spans`.
   using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
-  // Prepares the list's rows with NIXL. Empty when NIXL refuses; `status` says why. Throws KV_LIST_INVALID.
+  // Prepares the list's rows with NIXL. Empty when NIXL refuses; `status` says why. Throws
+  // KV_LIST_INVALID.
   PreparedHandle prepare(const PreparedList& list, AddRows add, capi::Status& status);
-  // Prepares both lists for requests of `descriptors` by index, where that was not done yet. Returns whether such requests are possible, and worth it:
-  // few descriptors of a large list are not.
+  // Prepares both lists for requests of `descriptors` by index, where that was not done yet.
+  // Returns whether such requests are possible, and worth it: few descriptors of a large list are
+  // not.
   bool prepare_indices(PreparedList& local, PreparedList& remote, uint64_t descriptors);
-  // A request for one slice; the caller owns it. Uses `slice.indices`. Null when NIXL refuses; `status` says why.
+  // A request for one slice; the caller owns it. Uses `slice.indices`. Null when NIXL refuses;
+  // `status` says why.
   capi::Request make(capi::Operation operation, PreparedList& local, PreparedList& remote, Slice& slice, capi::Status& status);
   // A slice for the next request. Its memory is reused from request to request.
   Slice& scratch_slice() { return slice_; }

@@ -9,8 +9,9 @@
 
 namespace kv::nixl {
 
-// Owns the NIXL requests of one transfer: those in flight, and those that have ended and are to be released. Lives on the agent's thread.
-// A request that NIXL does not release before the agent ends is left to NIXL: destroying the agent ends it, and no call may name it afterwards.
+// Owns the NIXL requests of one transfer: those in flight, and those that have ended and are to be
+// released. Lives on the agent's thread. A request that NIXL does not release before the agent ends
+// is left to NIXL: destroying the agent ends it, and no call may name it afterwards.
 class RequestTracker {
  public:
   // Both arguments outlive it.
@@ -28,8 +29,9 @@ class RequestTracker {
   // Whether every request was released.
   bool empty() const { return in_flight_.empty() && ended_.empty(); }
 
-  // Asks NIXL about each request in flight. Calls `on_end(request, status)` for each that has ended, with success or an error; the callback takes
-  // the request over. With `give_up()` true, a request still in progress counts as ended.
+  // Asks NIXL about each request in flight. Calls `on_end(request, status)` for each that has
+  // ended, with success or an error; the callback takes the request over. With `give_up()` true, a
+  // request still in progress counts as ended.
   template <typename GiveUp, typename OnEnd>
   void poll(GiveUp give_up, OnEnd on_end) {
     for (size_t index = 0; index < in_flight_.size();) {
@@ -44,7 +46,8 @@ class RequestTracker {
     }
   }
 
-  // Releases the requests that have ended. Those that NIXL still holds are kept for the next attempt.
+  // Releases the requests that have ended. Those that NIXL still holds are kept for the next
+  // attempt.
   void release_ended() {
     std::erase_if(ended_, [this](capi::Request request) {
       if (nixl_.release_xfer_req(agent_, request) != capi::kSuccess) return false;
@@ -53,7 +56,8 @@ class RequestTracker {
     });
   }
 
-  // Treats the requests in flight as ended: releasing one that is in progress cancels it, if NIXL can.
+  // Treats the requests in flight as ended: releasing one that is in progress cancels it, if NIXL
+  // can.
   void cancel_in_flight() {
     for (const capi::Request request : std::exchange(in_flight_, {})) ended_.push_back(request);
   }

@@ -11,7 +11,8 @@ namespace kv::nixl {
 
 namespace {
 
-// For transfers of at least this many bytes, the time and status of the first post show whether posting copies the bytes.
+// For transfers of at least this many bytes, the time and status of the first post show whether
+// posting copies the bytes.
 constexpr uint64_t kTellingBytes = 1 << 20;
 // A post that takes longer than this copies, whatever status it returns.
 constexpr auto kLongPost = std::chrono::milliseconds(50);
@@ -20,8 +21,8 @@ double in_milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
-// Options that make NIXL send the notification once the data of the request has landed; without one, that send none. A request that is posted again
-// sends its last notification otherwise.
+// Options that make NIXL send the notification once the data of the request has landed; without
+// one, that send none. A request that is posted again sends its last notification otherwise.
 Handle<capi::OptArgs> post_options(const capi::Functions& nixl, const Bytes* notification) {
   auto options =
       Handle<capi::OptArgs>::make("KV_INTERNAL", "NIXL could not create options", nixl.destroy_opt_args, nixl.create_opt_args);

@@ -13,7 +13,8 @@ namespace kv::nixl {
 
 class NixlAgent;
 
-// Posts one transfer slice by slice, each as one NIXL request, and measures the time it takes. Lives on the agent's thread.
+// Posts one transfer slice by slice, each as one NIXL request, and measures the time it takes.
+// Lives on the agent's thread.
 class SlicePoster {
  public:
   // Both arguments outlive it.
@@ -23,7 +24,8 @@ class SlicePoster {
   bool done() const { return prepared() == nullptr ? slicer_.done() : begun_ && next_prepared_ == prepared()->count(); }
   // Whether a request was made since the beginning or the last `restart`.
   bool begun() const { return begun_; }
-  // Whether NIXL sends the notification with the only request. Otherwise it has to be sent once all slices are done.
+  // Whether NIXL sends the notification with the only request. Otherwise it has to be sent once all
+  // slices are done.
   bool sends_notification() const { return sends_notification_; }
 
   // A request that was posted, and NIXL's status of the post. The caller owns the request.
@@ -33,7 +35,8 @@ class SlicePoster {
     // The peer is alive, and did not let a connection be made.
     bool unanswered;
   };
-  // Posts the next slice. Throws KV_TRANSFER_FAILED or KV_NOTIFICATION_FAILED when NIXL refuses to make the request; no request is left then.
+  // Posts the next slice. Throws KV_TRANSFER_FAILED or KV_NOTIFICATION_FAILED when NIXL refuses to
+  // make the request; no request is left then.
   Posted post_next();
   // Begins again with the first slice.
   void restart();

@@ -19,7 +19,8 @@ struct Extent {
   uint64_t remote_device;
 };
 
-// From this many descriptors per extent on, a NIXL request of extents is made faster than one of indices.
+// From this many descriptors per extent on, a NIXL request of extents is made faster than one of
+// indices.
 inline constexpr uint64_t kMinDescriptorsPerExtent = 12;
 
 // Indices of both lists, written out run by run. Keeps its memory when it is cleared.
@@ -27,7 +28,8 @@ class IndexBuffer {
  public:
   // Removes all indices.
   void clear() { count_ = 0; }
-  // Adds the indices of a run. By value: the compiler would have to assume that writing the indices changes a referenced run.
+  // Adds the indices of a run. By value: the compiler would have to assume that writing the indices
+  // changes a referenced run.
   void add(Run run) {
     if (capacity_ - count_ < run.count) grow(run.count);
     int32_t* local = local_.get() + count_;
@@ -54,7 +56,8 @@ class IndexBuffer {
   size_t capacity_ = 0;
 };
 
-// The part of a transfer that is one NIXL request. It is described by indices (`local_ids` is set) or by extents.
+// The part of a transfer that is one NIXL request. It is described by indices (`local_ids` is set)
+// or by extents.
 struct Slice {
   uint64_t descriptors = 0;
   // Descriptors that are left after neighbours were merged.
@@ -64,7 +67,8 @@ struct Slice {
   const int32_t* local_ids = nullptr;
   const int32_t* remote_ids = nullptr;
 
-  // By extent: the merged ranges, the runs that they cover, and whether the slice begins or ends within a descriptor.
+  // By extent: the merged ranges, the runs that they cover, and whether the slice begins or ends
+  // within a descriptor.
   std::vector<Extent> extents;
   std::vector<Run> runs;
   bool splits_descriptor = false;
@@ -73,22 +77,24 @@ struct Slice {
   IndexBuffer indices;
 };
 
-// Cuts a transfer into slices, so that notifications and other transfers are served between them, and merges descriptors that are neighbours on
-// both sides.
+// Cuts a transfer into slices, so that notifications and other transfers are served between them,
+// and merges descriptors that are neighbours on both sides.
 class Slicer {
  public:
   // All three arguments outlive it.
   Slicer(const TransferSelection& selection, const PreparedList& local, const PreparedList& remote);
 
-  // Selects the limit of a slice: the number of bytes if posting copies them (the default), or the number of extents if posting only starts the
-  // copy. `threads`: how many threads copy at once; slices are larger for them. Call it before the first slice.
+  // Selects the limit of a slice: the number of bytes if posting copies them (the default), or the
+  // number of extents if posting only starts the copy. `threads`: how many threads copy at once;
+  // slices are larger for them. Call it before the first slice.
   void set_post_copies(bool copies, unsigned threads);
 
   // Descriptors in all slices.
   uint64_t count() const { return selection_->count(); }
   // Whether every descriptor is in a slice.
   bool done() const { return at_ == selection_->count(); }
-  // Whether slices can be made of indices without looking at rows: descriptors have one length, and few of them merge.
+  // Whether slices can be made of indices without looking at rows: descriptors have one length, and
+  // few of them merge.
   bool can_use_indices() const;
   // Makes slices of indices from now on. Call it before the first slice.
   void use_indices() { by_index_ = true; }

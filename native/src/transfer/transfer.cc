@@ -96,8 +96,9 @@ void Transfer::post_landing_probe() {
   requests_.release_ended();
 }
 
-// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer and the status in an error message. `unanswered`: its
-// peer is alive and did not let a connection be made, so the failure is no other peer's, and nothing of the transfer is under way.
+// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer
+// and the status in an error message. `unanswered`: its peer is alive and did not let a connection
+// be made, so the failure is no other peer's, and nothing of the transfer is under way.
 void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered) {
   if (status == capi::kSuccess) {
     failure_.request_succeeded();
@@ -160,7 +161,8 @@ void Transfer::finish() {
   if (!succeeded) events_.send(Event::released(ticket()));
 }
 
-// Sends the notification and reports the outcome. Returns false where that is a failure, or where the caller has aborted meanwhile.
+// Sends the notification and reports the outcome. Returns false where that is a failure, or where
+// the caller has aborted meanwhile.
 bool Transfer::report_success() {
   outcome_closed_ = true;
   // From here on it is too late to abort, so the notification may leave.

@@ -15,8 +15,9 @@ namespace kv::nixl {
 class EventSender;
 class NixlAgent;
 
-// One transfer, from its first slice to the release of its last NIXL request. Sends JavaScript `done` with the outcome, or `done` with a failure
-// and later `released`, or `released` alone after an abort. Used by the thread that has the agent's turn.
+// One transfer, from its first slice to the release of its last NIXL request. Sends JavaScript
+// `done` with the outcome, or `done` with a failure and later `released`, or `released` alone after
+// an abort. Used by the thread that has the agent's turn.
 class Transfer {
  public:
   // The agent and the sender outlive it.
@@ -24,7 +25,8 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Looks after the requests in flight, then posts one slice if `may_post`. Returns whether anything changed.
+  // Looks after the requests in flight, then posts one slice if `may_post`. Returns whether
+  // anything changed.
   bool advance(bool may_post);
   // Whether a slice can be posted now.
   bool wants_to_post() const;
@@ -33,7 +35,8 @@ class Transfer {
   // Fails the transfer and has NIXL cancel what is in flight, since the agent ends.
   void cancel(Failure failure);
 
-  // Whether it must be looked after although it posts nothing: requests are in flight or not released, or it waits for something.
+  // Whether it must be looked after although it posts nothing: requests are in flight or not
+  // released, or it waits for something.
   bool under_way() const { return state_ != State::posting || requests_.count() > 0; }
   // Whether everything was reported and released.
   bool finished() const { return state_ == State::finished; }
@@ -76,7 +79,8 @@ class Transfer {
   RequestTracker requests_;
   AmbiguousFailure failure_;
   State state_ = State::posting;
-  // The outcome was reported, or the caller has aborted: no slice is posted any more, and only `released` is still to be sent.
+  // The outcome was reported, or the caller has aborted: no slice is posted any more, and only
+  // `released` is still to be sent.
   bool outcome_closed_ = false;
 };
 

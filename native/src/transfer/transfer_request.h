@@ -15,11 +15,12 @@
 
 namespace kv::nixl {
 
-// Decides between the caller of a transfer, who may abort it, and the agent's thread, which reports its outcome: whoever comes first wins. Used
-// on both threads.
+// Decides between the caller of a transfer, who may abort it, and the agent's thread, which reports
+// its outcome: whoever comes first wins. Used on both threads.
 class OutcomeLatch {
  public:
-  // On the JavaScript thread. Returns false if the outcome is settled, and on its way to the caller.
+  // On the JavaScript thread. Returns false if the outcome is settled, and on its way to the
+  // caller.
   bool try_abort() { return try_set(State::aborted); }
   // On the agent's thread. Returns false if the caller has aborted.
   bool try_settle() { return try_set(State::settled); }
@@ -49,7 +50,8 @@ struct TransferRequest {
   std::shared_ptr<PreparedTransfer> prepared;
   // Sent to the peer once all bytes have landed.
   std::optional<Bytes> notification;
-  // The caller may abort. The notification must not leave before the outcome is certain then, so it cannot be sent with the data.
+  // The caller may abort. The notification must not leave before the outcome is certain then, so it
+  // cannot be sent with the data.
   bool abortable = false;
   // When the caller asked, for the timings of the outcome.
   std::chrono::steady_clock::time_point asked_at;

@@ -14,7 +14,8 @@ Failure invalid(const std::string& message) { return Failure("KV_TRANSFER_INVALI
 
 void require_ids(const std::vector<int32_t>& ids, const DescriptorLayout& layout, const char* name) {
   const uint32_t count = layout.count();
-  // As unsigned numbers, negative ids are too large as well. The loop has no branch, so that the compiler vectorises it.
+  // As unsigned numbers, negative ids are too large as well. The loop has no branch, so that the
+  // compiler vectorises it.
   uint32_t any_invalid = 0;
   for (const int32_t id : ids) any_invalid |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= count);
   if (any_invalid == 0) return;
@@ -79,7 +80,8 @@ TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vec
     remote.add(rows[at + 1], rows[at + 2]);
     descriptors += static_cast<uint32_t>(rows[at + 2]);
   }
-  // Checking each offset against the range of all runs takes runs + offsets steps, and not their product.
+  // Checking each offset against the range of all runs takes runs + offsets steps, and not their
+  // product.
   for (size_t at = 0; at < selection.offsets_.size(); at += kOffsetNumbers) {
     const int64_t local_offset = selection.offsets_[at];
     const int64_t remote_offset = selection.offsets_[at + 1];

@@ -8,7 +8,8 @@
 
 namespace kv::nixl {
 
-// Descriptors `local` to `local + count - 1` of the local list, paired with as many from `remote` on of the remote list.
+// Descriptors `local` to `local + count - 1` of the local list, paired with as many from `remote`
+// on of the remote list.
 struct Run {
   uint32_t local;
   uint32_t remote;
@@ -20,15 +21,16 @@ inline constexpr size_t kRunNumbers = 3;
 // Numbers per offset: for the local list, for the remote list.
 inline constexpr size_t kOffsetNumbers = 2;
 
-// The descriptors that a transfer moves: pairs of indices into its two lists. Given one by one (ids), or as runs that are all repeated at every
-// offset. Immutable once made.
+// The descriptors that a transfer moves: pairs of indices into its two lists. Given one by one
+// (ids), or as runs that are all repeated at every offset. Immutable once made.
 class TransferSelection {
  public:
   TransferSelection() = default;
   // Copies and checks ids. Throws KV_TRANSFER_INVALID, naming the index and the list.
   static TransferSelection of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
                                   const DescriptorLayout& local_layout, const DescriptorLayout& remote_layout);
-  // Takes over and checks runs and offsets. Throws KV_TRANSFER_INVALID, naming the run and the list.
+  // Takes over and checks runs and offsets. Throws KV_TRANSFER_INVALID, naming the run and the
+  // list.
   static TransferSelection of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_layout,
                                    const DescriptorLayout& remote_layout);
 

@@ -12,7 +12,8 @@ namespace kv::nixl {
 
 namespace {
 
-// UCX's ABI, as far as it is used: `ucs_status_t`, the identifiers of messages, which its wire protocol fixes, and `uct_pending_req_t`.
+// UCX's ABI, as far as it is used: `ucs_status_t`, the identifiers of messages, which its wire
+// protocol fixes, and `uct_pending_req_t`.
 using Status = signed char;
 constexpr Status kNoResource = -2;
 constexpr uint8_t kReadAnswer = 19;   // UCP_AM_ID_GET_REP
@@ -38,7 +39,8 @@ struct Originals {
 
 std::atomic<bool> unknown = false;
 
-// What answers look like, learned from the first that wait. A request is UCX's; `Waiting` is a part of it.
+// What answers look like, learned from the first that wait. A request is UCX's; `Waiting` is a part
+// of it.
 constexpr ptrdiff_t kLargestRequest = 1024;
 std::atomic<ptrdiff_t> place_in_request = 0;
 std::atomic<decltype(Waiting::send)> sends_read_answer = nullptr;
@@ -48,8 +50,9 @@ std::atomic<decltype(Waiting::send)> sends_write_answer = nullptr;
 thread_local void* unsent = nullptr;
 thread_local uint8_t unsent_id = 0;
 
-// A message that is not an answer has an owner, who hears of its error. UCX takes a negative result for a status, whose type has one byte: this one is
-// UCS_OK, so the answer counts as sent. `failed` stands for all errors of a connection: with UCS_ERR_NO_RESOURCE the answer waits.
+// A message that is not an answer has an owner, who hears of its error. UCX takes a negative result
+// for a status, whose type has one byte: this one is UCS_OK, so the answer counts as sent. `failed`
+// stands for all errors of a connection: with UCS_ERR_NO_RESOURCE the answer waits.
 constexpr ssize_t kSent = -256;
 static_assert(static_cast<Status>(kSent) == 0);
 
@@ -86,7 +89,8 @@ void purge(Waiting* waiting, void* argument) {
   }
 }
 
-// The functions of a connection that has failed: a table like those of UCX's transports (`uct_iface_ops_t`), in which few functions stand many times.
+// The functions of a connection that has failed: a table like those of UCX's transports
+// (`uct_iface_ops_t`), in which few functions stand many times.
 constexpr size_t kPutCopied = 1;
 constexpr size_t kSendCopied = 8;
 constexpr size_t kAddWaiting = 24;

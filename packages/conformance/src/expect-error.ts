@@ -1,7 +1,10 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { expect } from "vitest";
 
-/** Expects that `act` throws or rejects with a `KvError` of one of the codes and a message of some length. */
+/**
+ * Expects that `act` throws or rejects with a `KvError` of one of the codes and a message of some
+ * length.
+ */
 export async function expectError(act: () => unknown, ...codes: KvErrorCode[]): Promise<KvError> {
   let outcome: unknown;
   try {

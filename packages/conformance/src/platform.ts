@@ -15,7 +15,10 @@ export interface PlatformSuiteOptions {
   readonly settings?: PlatformEngineSettings | undefined;
   /** Settings that `check` must reject, each on its own. @default none */
   readonly refusedSettings?: readonly PlatformEngineSettings[] | undefined;
-  /** Config of a model, and its longest sequence in tokens. @default `max_position_embeddings` of 2048 */
+  /**
+   * Config of a model, and its longest sequence in tokens. @default `max_position_embeddings` of
+   * 2048
+   */
   readonly model?:
     | { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number }
     | undefined;
@@ -61,17 +64,24 @@ export function platformSuite(options: PlatformSuiteOptions): void {
       const shape = platform.kvCacheShape(SHAPE);
       expect(platform.kvCacheShape({ ...SHAPE, a_key_of_tomorrow: [1] })).toEqual(shape);
       const warnings = platform.check(options.settings ?? {});
-      expect(platform.check({ ...options.settings, a_key_of_tomorrow: { nested: true } })).toEqual(warnings);
+      expect(platform.check({ ...options.settings, a_key_of_tomorrow: { nested: true } })).toEqual(
+        warnings,
+      );
       for (const { setting, message } of warnings) {
         expect(setting.length).toBeGreaterThan(0);
         expect(message.length).toBeGreaterThan(10);
       }
-      expect(platform.maxModelLen({ ...model.config, a_key_of_tomorrow: 1 })).toBe(model.maxModelLen);
+      expect(platform.maxModelLen({ ...model.config, a_key_of_tomorrow: 1 })).toBe(
+        model.maxModelLen,
+      );
     });
 
     test("check rejects settings that cannot work, with the setting in the message", () => {
       for (const settings of options.refusedSettings ?? []) {
-        const error = expectThrown(() => options.create().check(settings), "KV_PLATFORM_UNSUPPORTED");
+        const error = expectThrown(
+          () => options.create().check(settings),
+          "KV_PLATFORM_UNSUPPORTED",
+        );
         expect(Object.keys(settings).some((key) => error.message.includes(key))).toBe(true);
       }
     });
@@ -79,8 +89,16 @@ export function platformSuite(options: PlatformSuiteOptions): void {
     test("maxModelLen reads the model's config and rejects a config without it", () => {
       const platform = options.create();
       expect(platform.maxModelLen(model.config)).toBe(model.maxModelLen);
-      for (const config of [{}, { max_position_embeddings: "many" }, { max_position_embeddings: -1 }]) {
-        expectThrown(() => platform.maxModelLen(config), "KV_CONFIG_INVALID", "KV_MODEL_UNSUPPORTED");
+      for (const config of [
+        {},
+        { max_position_embeddings: "many" },
+        { max_position_embeddings: -1 },
+      ]) {
+        expectThrown(
+          () => platform.maxModelLen(config),
+          "KV_CONFIG_INVALID",
+          "KV_MODEL_UNSUPPORTED",
+        );
       }
     });
 

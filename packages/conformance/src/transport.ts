@@ -12,13 +12,15 @@ import { transferTests } from "./transport/transfers.js";
 export type { TransportSuiteOptions } from "./transport/fixture.js";
 
 /**
- * Tests a transport against the contract of `Transport`. An implementation calls it in a test file of its own:
+ * Tests a transport against the contract of `Transport`. An implementation calls it in a test file
+ * of its own:
  *
  *     import { transportSuite } from "@kv/conformance/transport";
  *     transportSuite({ name: "mine", create: async () => myTransport() });
  *
- * All agents live in this process and exchange metadata directly. No test measures time or sleeps: each promise is awaited, and the absence of a
- * notification is shown by a later one that arrives first.
+ * All agents live in this process and exchange metadata directly. No test measures time or sleeps:
+ * each promise is awaited, and the absence of a notification is shown by a later one that arrives
+ * first.
  */
 export function transportSuite(options: TransportSuiteOptions): void {
   describe(`transport ${options.name}`, () => {

@@ -1,4 +1,5 @@
-// The parts of which pull and push consist, for authors of connectors. Import them from "@kv/connector/building-blocks".
+// The parts of which pull and push consist, for authors of connectors. Import them from
+// "@kv/connector/building-blocks".
 
 export { type ConnectorSettings, connectorSettings } from "./config/connector-settings.js";
 export { delegateTo } from "./delegate-to.js";
@@ -88,7 +89,11 @@ export {
   WorkerOutputQueue,
 } from "./worker/connector-worker.js";
 export { Leases, type LeasesOptions, type LeaseTerms, localLeaseTerms } from "./worker/leases.js";
-export { type GuardedRequest, MessageGuard, type MessageGuardOptions } from "./worker/message-guard.js";
+export {
+  type GuardedRequest,
+  MessageGuard,
+  type MessageGuardOptions,
+} from "./worker/message-guard.js";
 export {
   PendingReceive,
   PendingReceives,
@@ -97,5 +102,9 @@ export {
   ReceivePass,
   type Receiver,
 } from "./worker/pending-receives.js";
-export { type FailureType, ReceiveError, type ReceiveFailedOptions } from "./worker/receive-error.js";
+export {
+  type FailureType,
+  ReceiveError,
+  type ReceiveFailedOptions,
+} from "./worker/receive-error.js";
 export { type RequestTransfers, type TransferFailed, transferAll } from "./worker/transfer-all.js";

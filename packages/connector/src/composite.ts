@@ -8,9 +8,13 @@ import {
 } from "@kv/interface";
 import { decodeMsgpack, encodeMsgpack } from "@kv/protocol";
 
-// What a connector that consists of others does on both sides. Each of the others has a key: its metadata of a step and of a handshake has that name.
+// What a connector that consists of others does on both sides. Each of the others has a key: its
+// metadata of a step and of a handshake has that name.
 
-/** What the scheduler sides of several connectors do as one, by key, whichever of them serves a request. */
+/**
+ * What the scheduler sides of several connectors do as one, by key, whichever of them serves a
+ * request.
+ */
 export function compositeScheduler(
   name: string,
   schedulers: Readonly<Record<string, SchedulerConnector>>,
@@ -52,7 +56,10 @@ export function compositeScheduler(
   };
 }
 
-/** The worker sides of several connectors as one, by key. A step, a layer and a save go to each of them, and their reports are merged. */
+/**
+ * The worker sides of several connectors as one, by key. A step, a layer and a save go to each of
+ * them, and their reports are merged.
+ */
 export function compositeWorker(
   name: string,
   workers: Readonly<Record<string, WorkerConnector>>,
@@ -85,7 +92,9 @@ export function compositeWorker(
       for (const worker of each) worker.layerComputed?.(layer);
     },
     async waitForSave(step, computedTokens) {
-      await Promise.all(all.map(([key, worker]) => worker.waitForSave(stepOf(step, key), computedTokens)));
+      await Promise.all(
+        all.map(([key, worker]) => worker.waitForSave(stepOf(step, key), computedTokens)),
+      );
     },
     collectFinished(): WorkerOutput {
       const outputs = each.map((worker) => worker.collectFinished());
@@ -126,10 +135,10 @@ export async function orClose<T>(
 
 /** The handshake metadata of one of the connectors. */
 function payloadOf(worker: WorkerHandshakeMetadata, key: string): WorkerHandshakeMetadata {
-  const payloads = decodeMsgpack(worker.payload, "handshake metadata of several connectors") as Record<
-    string,
-    Uint8Array
-  >;
+  const payloads = decodeMsgpack(
+    worker.payload,
+    "handshake metadata of several connectors",
+  ) as Record<string, Uint8Array>;
   return { ...worker, payload: payloads[key] ?? new Uint8Array() };
 }
 

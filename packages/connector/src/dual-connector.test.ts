@@ -62,7 +62,8 @@ function named(name: string, calls: string[]): ConnectorModule {
         }),
         startLoad: (step: StepMetadata) => void calls.push(`${name} loads of ${step.connector}`),
         layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
-        waitForSave: async (_, computed) => void calls.push(`${name} saves ${JSON.stringify(computed)}`),
+        waitForSave: async (_, computed) =>
+          void calls.push(`${name} saves ${JSON.stringify(computed)}`),
         close: async () => void calls.push(`${name} closed`),
         collectFinished: () => ({ ...output(name), connectorData: `data of ${name}` }),
         onProgress: () => void calls.push(`${name} listens`),
@@ -84,7 +85,10 @@ async function both(port = 5600) {
   } as SchedulerOptions);
   return { calls, scheduler, worker: await module.createWorker({} as WorkerOptions) };
 }
-const request = (requestId: string, kvTransferParams?: Record<string, unknown>): ConnectorRequest => ({
+const request = (
+  requestId: string,
+  kvTransferParams?: Record<string, unknown>,
+): ConnectorRequest => ({
   requestId,
   numPromptTokens: 1,
   kvTransferParams,
@@ -93,7 +97,9 @@ const request = (requestId: string, kvTransferParams?: Record<string, unknown>):
 describe("dual connector", () => {
   it("selects the connector by transfer_mode; without one, D pulls and P uses the preferred mode", async () => {
     const { calls, scheduler } = await both();
-    scheduler.requestQueued?.(request("push 0", { do_remote_prefill: true, transfer_mode: "push" }));
+    scheduler.requestQueued?.(
+      request("push 0", { do_remote_prefill: true, transfer_mode: "push" }),
+    );
     scheduler.matchedTokens(request("push 1", { do_remote_prefill: true }), 0);
     scheduler.matchedTokens(request("a", { do_remote_prefill: true, transfer_mode: "push" }), 0);
     scheduler.afterAllocation(request("push 2", { do_remote_decode: true }), [], 0);

@@ -17,7 +17,10 @@ export interface DualConnectorOptions {
   readonly pull: ConnectorModule;
   /** The connector of requests whose blocks P writes. */
   readonly push: ConnectorModule;
-  /** Returns the mode of a request whose `kv_transfer_params` have no `transfer_mode`. Must return the same mode for the same request. */
+  /**
+   * Returns the mode of a request whose `kv_transfer_params` have no `transfer_mode`. Must return
+   * the same mode for the same request.
+   */
   prefer(request: ConnectorRequest): TransferMode;
 }
 
@@ -25,8 +28,9 @@ export interface DualConnectorOptions {
 const PUSH_PORT_OFFSET = 100;
 
 /**
- * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's requests get the mode from P's response. Each
- * connector has its own agents, side channel and tables; they share the registered memory and nothing else.
+ * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's
+ * requests get the mode from P's response. Each connector has its own agents, side channel and
+ * tables; they share the registered memory and nothing else.
  */
 export function dualConnector(options: DualConnectorOptions): ConnectorModule {
   const { name, prefer } = options;
@@ -62,7 +66,8 @@ async function createScheduler(
     matchedTokens: (request, ...computed) => of(request).matchedTokens(request, ...computed),
     afterAllocation: (request, blockIds, ...tokens) =>
       of(request).afterAllocation(request, blockIds, ...tokens),
-    requestFinished: (request, blockIds, reason) => of(request).requestFinished(request, blockIds, reason),
+    requestFinished: (request, blockIds, reason) =>
+      of(request).requestFinished(request, blockIds, reason),
   };
 }
 

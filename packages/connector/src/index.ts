@@ -2,7 +2,11 @@ export type { Environment } from "./config/environment.js";
 export { readTransferConfig, type TransferConfigSources } from "./config/transfer-config.js";
 export { transferConfigJsonSchema } from "./config/transfer-config-schema.js";
 export { type DualConnectorOptions, dualConnector } from "./dual-connector.js";
-export { type MemoryMetrics, type MemoryMetricsOptions, memoryMetrics } from "./metrics/memory-metrics.js";
+export {
+  type MemoryMetrics,
+  type MemoryMetricsOptions,
+  memoryMetrics,
+} from "./metrics/memory-metrics.js";
 export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metrics/metric-names.js";
 export { multiConnector, multiConnectorOf } from "./multi-connector.js";
 export { cpuPlatform } from "./platforms/cpu-platform.js";

@@ -20,22 +20,31 @@ const PORT_OFFSET = 100;
 const KEEPERS = "keepers";
 
 /**
- * Several connectors in one engine, as vLLM's `MultiConnector`: a request's KV is loaded by the first that has some of the prompt, in the order of the
- * configuration, and saved by all. `kv_connector_extra_config.connectors` lists a `kv_transfer_config` for each. Blocks that several of them keep are given
- * back when the last one has reported the request. Register it under vLLM's name: `registerConnector("MultiConnector", async () => multiConnector)`.
+ * Several connectors in one engine, as vLLM's `MultiConnector`: a request's KV is loaded by the
+ * first that has some of the prompt, in the order of the configuration, and saved by all.
+ * `kv_connector_extra_config.connectors` lists a `kv_transfer_config` for each. Blocks that several
+ * of them keep are given back when the last one has reported the request. Register it under vLLM's
+ * name: `registerConnector("MultiConnector", async () => multiConnector)`.
  */
 export const multiConnector: ConnectorModule = multiConnectorOf(resolveConnector);
 
-/** `multiConnector` of a program with a registry of its own: its `resolve` finds the connectors. Throws nothing. */
+/**
+ * `multiConnector` of a program with a registry of its own: its `resolve` finds the connectors.
+ * Throws nothing.
+ */
 export function multiConnectorOf(resolve: ConnectorRegistry["resolve"]): ConnectorModule {
   return {
     name: NAME,
     createScheduler: async (options) => {
       const schedulers: SchedulerConnector[] = [];
-      for (const [index, { module, config }] of (await partsOf(options.config, resolve)).entries()) {
+      for (const [index, { module, config }] of (
+        await partsOf(options.config, resolve)
+      ).entries()) {
         const { sideChannelPort: port } = config;
         const own = { ...config, sideChannelPort: port === 0 ? 0 : port + index * PORT_OFFSET };
-        schedulers.push(await orClose(schedulers, () => module.createScheduler({ ...options, config: own })));
+        schedulers.push(
+          await orClose(schedulers, () => module.createScheduler({ ...options, config: own })),
+        );
       }
       return multiScheduler(schedulers, options);
     },
@@ -54,7 +63,10 @@ interface Part {
 }
 
 /** Errors: `KV_CONFIG_INVALID`, and those of `readTransferConfig` and of the registry. */
-function partsOf(config: KvTransferConfig, resolve: ConnectorRegistry["resolve"]): Promise<readonly Part[]> {
+function partsOf(
+  config: KvTransferConfig,
+  resolve: ConnectorRegistry["resolve"],
+): Promise<readonly Part[]> {
   const { connectors } = config.extra;
   if (!Array.isArray(connectors) || connectors.length === 0) {
     throw new KvError(
@@ -66,7 +78,13 @@ function partsOf(config: KvTransferConfig, resolve: ConnectorRegistry["resolve"]
     connectors.map(async (given: unknown): Promise<Part> => {
       const { sideChannelHost, sideChannelPort, engineId, env } = config;
       const read = readTransferConfig(given, { env });
-      const own = { ...read, sideChannelHost, sideChannelPort, engineId: read.engineId ?? engineId, env };
+      const own = {
+        ...read,
+        sideChannelHost,
+        sideChannelPort,
+        engineId: read.engineId ?? engineId,
+        env,
+      };
       return { module: await resolve(own), config: own };
     }),
   );
@@ -76,7 +94,10 @@ function partsOf(config: KvTransferConfig, resolve: ConnectorRegistry["resolve"]
 const byKey = <T>(parts: readonly T[]): Readonly<Record<string, T>> =>
   Object.fromEntries(parts.map((part, index) => [`connector ${index}`, part]));
 
-/** The scheduler side: the first connector that has some of a prompt loads it, and each of them may save it. */
+/**
+ * The scheduler side: the first connector that has some of a prompt loads it, and each of them may
+ * save it.
+ */
 function multiScheduler(
   parts: readonly SchedulerConnector[],
   { config }: Pick<SchedulerOptions, "config">,
@@ -84,7 +105,10 @@ function multiScheduler(
   const all = compositeScheduler(NAME, byKey(parts));
   /** The connector that loads a request's KV, of requests that have not ended. */
   const loaders = new Map<string, SchedulerConnector>();
-  /** Connectors that keep an ended request's blocks, where they are more than one; since the last step. */
+  /**
+   * Connectors that keep an ended request's blocks, where they are more than one; since the last
+   * step.
+   */
   let keepers: Record<string, number> = {};
   return {
     ...all,
@@ -93,7 +117,9 @@ function multiScheduler(
       for (const part of parts) part.requestQueued?.(request);
     },
     tokensToPrefill(request) {
-      const tokens = parts.map((part) => part.tokensToPrefill?.(request) ?? request.numPromptTokens);
+      const tokens = parts.map(
+        (part) => part.tokensToPrefill?.(request) ?? request.numPromptTokens,
+      );
       return Math.min(...tokens);
     },
     matchedTokens(request, ...computed) {
@@ -114,7 +140,12 @@ function multiScheduler(
     afterAllocation(request, blockIds, externalTokens, computedTokens) {
       const loader = loaders.get(request.requestId);
       for (const part of parts)
-        part.afterAllocation(request, blockIds, part === loader ? externalTokens : 0, computedTokens);
+        part.afterAllocation(
+          request,
+          blockIds,
+          part === loader ? externalTokens : 0,
+          computedTokens,
+        );
     },
     buildStepMetadata() {
       const step = { ...all.buildStepMetadata(), [KEEPERS]: keepers };
@@ -151,7 +182,9 @@ function together(params: readonly KvTransferParams[]): KvTransferParams {
       throw new KvError(
         "KV_CONFIG_INVALID",
         `two connectors of ${NAME} answer ${key} in kv_transfer_params: a decode worker could read only one`,
-        { hint: "configure one connector that hands requests over, and others that only load or store" },
+        {
+          hint: "configure one connector that hands requests over, and others that only load or store",
+        },
       );
     }
     merged[key] = value;
@@ -159,7 +192,10 @@ function together(params: readonly KvTransferParams[]): KvTransferParams {
   return merged;
 }
 
-/** The worker side: a request whose blocks several connectors keep is reported when the last of them has. */
+/**
+ * The worker side: a request whose blocks several connectors keep is reported when the last of them
+ * has.
+ */
 function multiWorker(workers: readonly WorkerConnector[]): WorkerConnector {
   const all = compositeWorker(NAME, byKey(workers));
   /** Reports of a request to come, of requests that several connectors keep. */
@@ -173,7 +209,9 @@ function multiWorker(workers: readonly WorkerConnector[]): WorkerConnector {
   return {
     ...all,
     startLoad(step) {
-      for (const [requestId, count] of Object.entries((step[KEEPERS] ?? {}) as Record<string, number>))
+      for (const [requestId, count] of Object.entries(
+        (step[KEEPERS] ?? {}) as Record<string, number>,
+      ))
         awaited.set(requestId, count);
       all.startLoad(step);
     },

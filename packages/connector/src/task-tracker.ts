@@ -21,10 +21,16 @@ export class TaskTracker {
   }
 }
 
-/** How long `close` waits for transfers, in ms: a transport may hang on a dead peer. Closing the agent ends the rest. */
+/**
+ * How long `close` waits for transfers, in ms: a transport may hang on a dead peer. Closing the
+ * agent ends the rest.
+ */
 export const CLOSE_GRACE_MS = 10_000;
 
-/** Waits until all parts are idle, at most `CLOSE_GRACE_MS`. Resolves with false when the time ran out. */
+/**
+ * Waits until all parts are idle, at most `CLOSE_GRACE_MS`. Resolves with false when the time ran
+ * out.
+ */
 export async function idleWithinGrace(
   clock: Clock,
   parts: readonly Pick<TaskTracker, "size" | "idle">[],
@@ -45,8 +51,8 @@ export async function idleWithinGrace(
 }
 
 /**
- * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given to `unwanted`. Errors: those of `work`; the
- * signal's reason.
+ * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given
+ * to `unwanted`. Errors: those of `work`; the signal's reason.
  */
 export function whileNotAborted<T>(
   work: Promise<T>,

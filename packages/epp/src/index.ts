@@ -1,5 +1,9 @@
 export { PICKER_LIMITS, type PickerLimit } from "./config/picker-limits.js";
-export { type PickerSettings, type PickerSettingsInput, pickerSettingsSchema } from "./config/settings.js";
+export {
+  type PickerSettings,
+  type PickerSettingsInput,
+  pickerSettingsSchema,
+} from "./config/settings.js";
 export {
   createPicker,
   type Picker,

@@ -5,7 +5,13 @@ import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
 import { extProcService } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
-import { EXT_PROC, GrpcListener, HEALTH, serverCredentials, serviceOf } from "./server/grpc-server.js";
+import {
+  EXT_PROC,
+  GrpcListener,
+  HEALTH,
+  serverCredentials,
+  serviceOf,
+} from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
 
 /** Options of `createPicker`: the settings, and what a program may pass in. */
@@ -32,24 +38,31 @@ export interface PickerAddress {
 /** An Endpoint Picker. */
 export interface Picker {
   /**
-   * Starts to serve gateways, on 127.0.0.1 and port 9002 by default; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the
-   * host is not of this machine.
+   * Starts to serve gateways, on 127.0.0.1 and port 9002 by default; port 0 takes a free one.
+   * Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
    */
-  listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<PickerAddress>;
+  listen(options?: {
+    host?: string | undefined;
+    port?: number | undefined;
+  }): Promise<PickerAddress>;
   /** The present state. */
   status(): PickerStatus;
   /** The instances of both roles, for a program that adds, drains and removes them. */
   readonly instances: Readonly<Record<Role, InstancePool>>;
   /**
-   * Health says NOT_SERVING from now on. After `drainMs` no further requests are taken; those in flight may end within `graceMs`. The defaults are the
-   * settings' `timeouts`. A second call ends both waits at once.
+   * Health says NOT_SERVING from now on. After `drainMs` no further requests are taken; those in
+   * flight may end within `graceMs`. The defaults are the settings' `timeouts`. A second call ends
+   * both waits at once.
    */
   close(options?: { drainMs?: number | undefined; graceMs?: number | undefined }): Promise<void>;
   /** `close` with the defaults. */
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Creates an Endpoint Picker for Envoy and gateways like it. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
+/**
+ * Creates an Endpoint Picker for Envoy and gateways like it. Errors: `KV_CONFIG_INVALID`,
+ * `KV_CONFIG_UNKNOWN_KEY`.
+ */
 export function createPicker(options: PickerOptions): Picker {
   return new ExtProcPicker(options);
 }
@@ -67,7 +80,16 @@ class ExtProcPicker implements Picker {
   #endDraining: (() => void) | undefined = undefined;
 
   constructor(options: PickerOptions) {
-    const { clock: _, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
+    const {
+      clock: _,
+      random,
+      log,
+      metrics,
+      tracer,
+      createRouting,
+      createDiscovery,
+      ...input
+    } = options;
     const settings = readSettings(input);
     this.#settings = settings;
     requireAddresses(settings);
@@ -100,7 +122,11 @@ class ExtProcPicker implements Picker {
       this.#metricsServer = new AdminServer({
         settings: settings.metricsServer,
         clock: ambient.clock,
-        operations: { status: () => this.status(), metrics: fleet.prometheus, health: () => fleet.health() },
+        operations: {
+          status: () => this.status(),
+          metrics: fleet.prometheus,
+          health: () => fleet.health(),
+        },
       });
   }
 
@@ -160,7 +186,9 @@ class ExtProcPicker implements Picker {
   }
 }
 
-/** A gateway takes `ip:port`. Of instances that are discovered later, those with names are left out. */
+/**
+ * A gateway takes `ip:port`. Of instances that are discovered later, those with names are left out.
+ */
 function requireAddresses({ decoders }: PickerSettings): void {
   for (const decoder of decoders) {
     const { url } = parseInstanceSpec(decoder);
@@ -168,7 +196,9 @@ function requireAddresses({ decoders }: PickerSettings): void {
     throw new KvError(
       "KV_CONFIG_INVALID",
       `the decode instance ${url} has a name in place of an IP address`,
-      { hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names" },
+      {
+        hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
+      },
     );
   }
 }

@@ -7,12 +7,17 @@ function cutsOf(text: string): Buffer[][] {
   return [[bytes], ...Array.from(bytes, (_, at) => [bytes.subarray(0, at), bytes.subarray(at)])];
 }
 
-const pieceOf = (message: Message) => message.response_body?.response.body_mutation.streamed_response;
+const pieceOf = (message: Message) =>
+  message.response_body?.response.body_mutation.streamed_response;
 
 test("a stream of events passes the picker byte for byte wherever the gateway cuts it", async () => {
-  const { port, picker } = await runPicker({ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"] });
+  const { port, picker } = await runPicker({
+    prefillers: ["127.0.0.1:11"],
+    decoders: ["127.0.0.1:21"],
+  });
   const client = clientOf(port);
-  const text = 'data: {"choices":[{"index":0,"text":"é🎈"}]}\r\n\r\ndata: {"error":{}}\n\ndata: [DONE]\n\n';
+  const text =
+    'data: {"choices":[{"index":0,"text":"é🎈"}]}\r\n\r\ndata: {"error":{}}\n\ndata: [DONE]\n\n';
   for (const pieces of cutsOf(text)) {
     const request = new GatewayRequest(client);
     request.headers({});
@@ -45,7 +50,11 @@ test.each([
   ],
 ])("a body is %s wherever the gateway cuts it", async (_what, text, refusal) => {
   const limits = { bodyLengthBytes: 60, bodyDepth: 3 };
-  const { port } = await runPicker({ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"], limits });
+  const { port } = await runPicker({
+    prefillers: ["127.0.0.1:11"],
+    decoders: ["127.0.0.1:21"],
+    limits,
+  });
   const client = clientOf(port);
   for (const pieces of cutsOf(text)) {
     const request = new GatewayRequest(client);

@@ -42,7 +42,8 @@ test("a body of many pieces passes byte for byte, in pieces of 64 KiB at most", 
   const bytes = Buffer.from(text);
   const request = new GatewayRequest(client);
   request.headers({});
-  for (let at = 0; at < bytes.length; at += 200_001) request.body(bytes.subarray(at, at + 200_001), false);
+  for (let at = 0; at < bytes.length; at += 200_001)
+    request.body(bytes.subarray(at, at + 200_001), false);
   request.body("", true);
   expect((await request.passedBody()).equals(bytes)).toBe(true);
   const sizes = request.answers.map(
@@ -73,9 +74,9 @@ test("a body that trailers end is passed on before them, and is not ended itself
     (message) => Object.keys(message).filter((key) => key.startsWith("request_"))[0],
   );
   expect(kinds).toEqual(["request_headers", "request_body", "request_trailers"]);
-  expect(request.answers[1].request_body.response.body_mutation.streamed_response.end_of_stream).not.toBe(
-    true,
-  );
+  expect(
+    request.answers[1].request_body.response.body_mutation.streamed_response.end_of_stream,
+  ).not.toBe(true);
 });
 
 test("the answer passes unchanged, with its trailers", async () => {
@@ -148,7 +149,9 @@ test("a request that cannot be split is refused, or goes to a D alone", async ()
     error: { code: "KV_REQUEST_INVALID", message: expect.stringContaining("use_beam_search") },
   });
   const lenient = await picked({ unsplittable: "decode-computes" });
-  expect((await send(lenient.client, body).choice()).headers).not.toHaveProperty("x-prefiller-host-port");
+  expect((await send(lenient.client, body).choice()).headers).not.toHaveProperty(
+    "x-prefiller-host-port",
+  );
 });
 
 test("the subset hint limits D, and P where it names one", async () => {
@@ -178,7 +181,9 @@ test("503 names the reason, and no address unless the instances are exposed", as
   for (const url of D) void picker.instances.decode.drain({ url: `http://${url}` });
   const { status, error } = await send(client).refusal();
   expect([status, error.code, error.type]).toEqual([503, "KV_PROXY_NO_INSTANCE", "server_error"]);
-  expect(error.message).toContain("no decode instance is available: http://127.0.0.1:21 is draining");
+  expect(error.message).toContain(
+    "no decode instance is available: http://127.0.0.1:21 is draining",
+  );
   const hidden = await picked();
   for (const url of P) void hidden.picker.instances.prefill.drain({ url: `http://${url}` });
   const refusal = await send(hidden.client).refusal();
@@ -215,7 +220,10 @@ test.each([
   ['"kv_hints":{}', "kv_hints"],
   // The body is passed on as it came, and another parser may take the first one of two.
   ['"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
-  ['"kv\\u005ftransfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
+  [
+    '"kv\\u005ftransfer_params":{"remote_host":"x"},"kv_transfer_params":null',
+    "kv_transfer_params",
+  ],
   ['"vllm_xargs":{"kv_transfer_params":0},"vllm_xargs":{}', "vllm_xargs"],
 ])(
   "what reaches an engine's connector is refused by name, in a short and in a long body: %s",
@@ -235,13 +243,19 @@ test("a request_id in the body, which vLLM's Responses API takes, has the form o
   const { client } = await picked();
   const body = { input: "a", request_id: "mine,another" };
   const refused = await send(client, body, { ":path": "/v1/responses" }).refusal();
-  expect(refused).toMatchObject({ status: 400, error: { message: expect.stringContaining("request_id") } });
+  expect(refused).toMatchObject({
+    status: 400,
+    error: { message: expect.stringContaining("request_id") },
+  });
 });
 
 test("errors on /v1/messages have Anthropic's form", async () => {
   const { client } = await picked();
   const refused = send(client, "{", { ":path": "/v1/messages" });
-  expect(await refused.refusal()).toMatchObject({ type: "error", error: { type: "invalid_request_error" } });
+  expect(await refused.refusal()).toMatchObject({
+    type: "error",
+    error: { type: "invalid_request_error" },
+  });
 });
 
 test("a D that answers 500 counts as failed, its P does not; a client that leaves fails nobody", async () => {
@@ -271,7 +285,10 @@ test.each([
     "x-gateway-destination-endpoint-served",
     (fields: object) => ({ metadata_context: { filter_metadata: { "envoy.lb": { fields } } } }),
   ],
-  ["upstream.address", (fields: object) => ({ attributes: { "envoy.filters.http.ext_proc": { fields } } })],
+  [
+    "upstream.address",
+    (fields: object) => ({ attributes: { "envoy.filters.http.ext_proc": { fields } } }),
+  ],
 ])("a D that the gateway could not use is left out for a while: %s", async (key, message) => {
   const { picker, client } = await picked();
   const request = send(client);
@@ -279,7 +296,9 @@ test.each([
   request.answer(200, message({ [key]: { stringValue: D[1] } }));
   await request.ended;
   await expect.poll(() => picker.status().in_flight).toBe(0);
-  const states = picker.status().decoders.map(({ state, requests, failures }) => [state, requests, failures]);
+  const states = picker
+    .status()
+    .decoders.map(({ state, requests, failures }) => [state, requests, failures]);
   expect(states).toEqual([
     ["cooling-down", 1, 1],
     ["up", 1, 0],
@@ -314,7 +333,10 @@ test("of a data-parallel D its rank is named, and no other rank is named in its 
 
 test.each([
   [{ protocol_config: { request_body_mode: 2 } }, "request_body_mode is BUFFERED"],
-  [{ protocol_config: { request_body_mode: 4, response_body_mode: 1 } }, "response_body_mode is STREAMED"],
+  [
+    { protocol_config: { request_body_mode: 4, response_body_mode: 1 } },
+    "response_body_mode is STREAMED",
+  ],
   [{ observability_mode: true }, "observability_mode is set"],
 ])("a gateway with %j gets FAILED_PRECONDITION", async (more, why) => {
   const { client } = await picked();

@@ -10,7 +10,11 @@ import { PICKER_LIMITS } from "../src/index.js";
 import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
 
 async function start(options: PickerOptions = {}) {
-  const running = await runPicker({ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"], ...options });
+  const running = await runPicker({
+    prefillers: ["127.0.0.1:11"],
+    decoders: ["127.0.0.1:21"],
+    ...options,
+  });
   return { ...running, client: clientOf(running.port) };
 }
 
@@ -147,7 +151,9 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   "metrics: connections per address": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });
     const port = Number(new URL(metricsUrl).port);
-    const sockets = Array.from({ length: ADMIN_LIMITS.connectionsPerAddress }, () => openSocket(port));
+    const sockets = Array.from({ length: ADMIN_LIMITS.connectionsPerAddress }, () =>
+      openSocket(port),
+    );
     await Promise.all(sockets.map((socket) => once(socket, "connect")));
     // The oldest idle connection of the address makes room.
     openSocket(port);

@@ -36,7 +36,9 @@ const answerHeaders = (status: string, served?: string): Message => ({
     : {
         metadata_context: {
           filter_metadata: {
-            "envoy.lb": { fields: { "x-gateway-destination-endpoint-served": { stringValue: served } } },
+            "envoy.lb": {
+              fields: { "x-gateway-destination-endpoint-served": { stringValue: served } },
+            },
           },
         },
       }),
@@ -61,7 +63,10 @@ const MESSAGES: readonly Message[] = [
   { response_trailers: {} },
   {},
 ];
-/** Leaves as soon as the picker has the stream. Before its head has left, Node's HTTP/2 client does not always tell the server that a stream is over. */
+/**
+ * Leaves as soon as the picker has the stream. Before its head has left, Node's HTTP/2 client does
+ * not always tell the server that a stream is over.
+ */
 async function leave(request: GatewayRequest, isThere: () => boolean): Promise<void> {
   let hasEnded = false;
   void request.ended.then(() => {
@@ -119,7 +124,9 @@ test("envoy#46237: a second end of the body is not picked again", async () => {
   await request.passedBody();
   request.answer(200);
   expect((await request.ended).code).toBe(0);
-  expect(request.answers.filter((message) => message.request_headers !== undefined)).toHaveLength(1);
+  expect(request.answers.filter((message) => message.request_headers !== undefined)).toHaveLength(
+    1,
+  );
   await expect.poll(inFlight).toEqual([0, 0, 0, 0]);
 });
 

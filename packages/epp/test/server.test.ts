@@ -22,7 +22,8 @@ async function upstream(answer: Answer): Promise<string> {
   return url;
 }
 
-const trusting = () => ChannelCredentials.createSsl(null, null, null, { rejectUnauthorized: false });
+const trusting = () =>
+  ChannelCredentials.createSsl(null, null, null, { rejectUnauthorized: false });
 
 /** The certificate that a port presents. */
 function presented(port: number): Promise<string> {
@@ -96,7 +97,13 @@ test("gRPC health: live always, ready while a pair is available, on both ports",
     tls: true,
     healthPort: 0,
   });
-  const services = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "other"];
+  const services = [
+    "",
+    "liveness",
+    "readiness",
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+    "other",
+  ];
   const all = async () => {
     const clients = [clientOf(port, trusting()), clientOf(healthPort)];
     return Promise.all(
@@ -146,7 +153,12 @@ test("a P and a D that do not fit are never named together, also in place of oth
   );
   onTestFinished(async () => void (await Promise.all([old?.close(), fresh?.close()])));
   const kv = (side: typeof old) => ({ host: "127.0.0.1", port: side?.port });
-  const urls = ["http://127.0.0.1:11", "http://127.0.0.1:12", "http://127.0.0.1:21", "http://127.0.0.1:22"];
+  const urls = [
+    "http://127.0.0.1:11",
+    "http://127.0.0.1:12",
+    "http://127.0.0.1:21",
+    "http://127.0.0.1:22",
+  ];
   const [p1, p2, d1, d2] = urls as [string, string, string, string];
   const { port } = await runPicker({
     prefillers: [
@@ -227,7 +239,10 @@ test("the routing gets the token ids that an instance renders", async () => {
     { ":path": "/v1/chat/completions", "x-session-id": "s" },
   ).choice();
   expect(
-    seen.map(({ request, headers }) => [[...Array.from(request?.tokenIds ?? [])], headers?.["x-session-id"]]),
+    seen.map(({ request, headers }) => [
+      [...Array.from(request?.tokenIds ?? [])],
+      headers?.["x-session-id"],
+    ]),
   ).toEqual([
     [[1, 2, 3], "s"],
     [[1, 2, 3], "s"],
@@ -277,7 +292,11 @@ test("a choice is a span in the client's trace, and the instances get it as pare
   tracer.flush();
   const [span] = lines.flatMap(readSpans) as TraceSpan[];
   expect(span).toMatchObject({ name: "kv_epp.pick", traceId, parentSpanId: "b7ad6b7169203331" });
-  expect(span?.attributes).toMatchObject({ "kv.decode": D, "kv.prefill": P, "url.path": "/v1/completions" });
+  expect(span?.attributes).toMatchObject({
+    "kv.decode": D,
+    "kv.prefill": P,
+    "url.path": "/v1/completions",
+  });
   expect(headers["traceparent"]).toBe(`00-${traceId}-${span?.spanId}-01`);
 });
 
@@ -310,7 +329,12 @@ test("the log has one line for each request, without text of bodies and without 
 
 test("a body that does not arrive in time is answered with 408", async () => {
   const clock = manualClock();
-  const { port } = await runPicker({ prefillers: [P], decoders: [D], clock, timeouts: { receiveMs: 1_000 } });
+  const { port } = await runPicker({
+    prefillers: [P],
+    decoders: [D],
+    clock,
+    timeouts: { receiveMs: 1_000 },
+  });
   const request = new GatewayRequest(clientOf(port));
   request.headers({});
   request.body("{", false);

@@ -32,13 +32,20 @@ import { PromptRenderer } from "./upstream/prompt-renderer.js";
 import { Upstream } from "./upstream/upstream.js";
 
 /**
- * What a program may pass to a front end, besides its settings. `metrics` receives all metrics, besides the route `/metrics`. `tracer` records the spans
- * of requests; without it, trace headers of clients pass unchanged.
+ * What a program may pass to a front end, besides its settings. `metrics` receives all metrics,
+ * besides the route `/metrics`. `tracer` records the spans of requests; without it, trace headers
+ * of clients pass unchanged.
  */
 export interface FrontEndOptions extends AmbientOptions {
-  /** Creates the routing strategy of each role, which the front end closes. @default the setting `routing` names it */
+  /**
+   * Creates the routing strategy of each role, which the front end closes. @default the setting
+   * `routing` names it
+   */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. @default the setting `discovery` names it */
+  /**
+   * Creates a source of instances, besides the settings' lists. @default the setting `discovery`
+   * names it
+   */
   readonly createDiscovery?: (() => Discovery) | undefined;
 }
 
@@ -46,7 +53,10 @@ export interface FrontEndOptions extends AmbientOptions {
 export interface FleetOptions extends FrontEndOptions {
   /** The settings, with their defaults. */
   readonly settings: FleetSettings;
-  /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. @default false */
+  /**
+   * Requests name their prefill instances, so these are neither followed nor checked, and the fleet
+   * can serve without. @default false
+   */
   readonly namesPrefillers?: boolean | undefined;
 }
 
@@ -81,8 +91,9 @@ export interface FleetHealth {
 }
 
 /**
- * What a front end has besides its own protocol: the instances of both roles with what follows them (discovery, health checks, pairing, token ids, the HTTP
- * client to them), and what shows them (metrics, status, signals).
+ * What a front end has besides its own protocol: the instances of both roles with what follows them
+ * (discovery, health checks, pairing, token ids, the HTTP client to them), and what shows them
+ * (metrics, status, signals).
  */
 export class Fleet {
   /** Clock, randomness, log, tracer and metrics, with their defaults. */
@@ -115,7 +126,10 @@ export class Fleet {
   readonly #health: HealthChecks | undefined;
   readonly #follower: DiscoveryFollower | undefined;
 
-  /** Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none, and no discovery. */
+  /**
+   * Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none,
+   * and no discovery.
+   */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
     const { clock, random, log, tracer } = ambient(options);
@@ -158,12 +172,18 @@ export class Fleet {
     this.pools = { prefill, decode };
     this.prometheus = new PrometheusMetrics([prefill, decode]);
     this.ambient = {
-      ...{ clock, random, log, tracer },
+      clock,
+      random,
+      log,
+      tracer,
       metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
     };
     this.parses = new YieldingQueue({ clock });
     this.signals = new AutoscalingSignals({
-      ...{ prefillers: prefill, decoders: decode, pairing, clock },
+      prefillers: prefill,
+      decoders: decode,
+      pairing,
+      clock,
       costs: this.prefillCosts,
       metrics: this.ambient.metrics,
     });
@@ -173,10 +193,12 @@ export class Fleet {
     // Which prefill instances there are is not known where requests name them.
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
-    // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
+    // A name that resolves to nothing that answers is known to be unreachable within the time to
+    // connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
     const probe = async (request: HealthProbeRequest) => (await get(request)).status;
-    // Whoever names prefill instances knows their health. With a sidecar at each decode instance they would be checked very often.
+    // Whoever names prefill instances knows their health. With a sidecar at each decode instance
+    // they would be checked very often.
     const checked = namesPrefillers ? [decode] : [prefill, decode];
     this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, { clock, log });
     this.#follower =
@@ -185,7 +207,9 @@ export class Fleet {
         : new DiscoveryFollower(discovery, this.pools, { log });
   }
 
-  /** Resolves when the side channels of the first instances were read, or when that takes too long. */
+  /**
+   * Resolves when the side channels of the first instances were read, or when that takes too long.
+   */
   async firstReadings(): Promise<void> {
     const { pairing } = this;
     if (pairing === undefined) return;
@@ -208,7 +232,9 @@ export class Fleet {
     request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
 
-  /** Whether requests can be served. Instances that were not seen for a second are checked first. */
+  /**
+   * Whether requests can be served. Instances that were not seen for a second are checked first.
+   */
   async health(): Promise<FleetHealth> {
     await this.#health?.verify();
     const [prefill, decode] = [this.pools.prefill.available(), this.pools.decode.available()];
@@ -220,8 +246,9 @@ export class Fleet {
   }
 
   /**
-   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
-   * requests and as fast as long bodies leave.
+   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after
+   * another chooses its instance and builds its body, in turns with other requests and as fast as
+   * long bodies leave.
    */
   partTurn(): Promise<void> {
     const turn = async () => {
@@ -274,7 +301,10 @@ function createPairing(
   return new Pairing({ mode, ...settings, get, clock, log });
 }
 
-function configuredDiscovery(settings: FleetSettings["discovery"], clock: Clock): Discovery | undefined {
+function configuredDiscovery(
+  settings: FleetSettings["discovery"],
+  clock: Clock,
+): Discovery | undefined {
   if (settings === undefined) return undefined;
   const { file, dns, kubernetes, intervalMs } = settings;
   if (kubernetes !== undefined) {
@@ -287,11 +317,16 @@ function configuredDiscovery(settings: FleetSettings["discovery"], clock: Clock)
   return dns === undefined ? undefined : dnsDiscovery(dns, polling);
 }
 
-function requireInstances(settings: FleetSettings, roles: readonly ("prefillers" | "decoders")[]): void {
+function requireInstances(
+  settings: FleetSettings,
+  roles: readonly ("prefillers" | "decoders")[],
+): void {
   for (const role of roles) {
     if (settings[role].length > 0) continue;
     const message = `the setting ${role} names no instance, and there is no discovery`;
-    throw new KvError("KV_CONFIG_INVALID", message, { hint: `name one in ${role}, or set discovery` });
+    throw new KvError("KV_CONFIG_INVALID", message, {
+      hint: `name one in ${role}, or set discovery`,
+    });
   }
 }
 
@@ -300,7 +335,14 @@ function instanceGet(upstream: Upstream, clock: Clock): InstanceGet {
   return async ({ role, url, path, timeoutMs }) => {
     const deadline = new Deadline({ clock, requestMs: timeoutMs });
     try {
-      const answer = await upstream.send({ role, url, method: "GET", path, headers: {}, abort: deadline });
+      const answer = await upstream.send({
+        role,
+        url,
+        method: "GET",
+        path,
+        headers: {},
+        abort: deadline,
+      });
       const { bytes } = await answer.body.readLimited(64 * 1024);
       answer.discard();
       return { status: answer.status, body: bytes.toString() };

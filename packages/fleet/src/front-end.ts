@@ -1,6 +1,7 @@
 /**
- * `@kv/fleet/front-end`: what the programs in front of P and D share, `kv-proxy` and `kv-epp`: the fleet as one object, the client's request, the HTTP
- * client to instances, flags and settings, metrics and log.
+ * `@kv/fleet/front-end`: what the programs in front of P and D share, `kv-proxy` and `kv-epp`: the
+ * fleet as one object, the client's request, the HTTP client to instances, flags and settings,
+ * metrics and log.
  */
 
 export { requireToken } from "./admin/admin-origin.js";
@@ -78,7 +79,15 @@ export {
   instanceTimes,
   parseSettings,
 } from "./settings/fleet-settings.js";
-export { count, counted, group, listenerPort, ms, setting, settingsIn } from "./settings/settings-table.js";
+export {
+  count,
+  counted,
+  group,
+  listenerPort,
+  ms,
+  setting,
+  settingsIn,
+} from "./settings/settings-table.js";
 export {
   AutoscalingSignals,
   type InstanceLoad,

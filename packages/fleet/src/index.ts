@@ -1,4 +1,8 @@
-export { type DiscoveredInstances, type Discovery, DiscoveryFollower } from "./discovery/discovery.js";
+export {
+  type DiscoveredInstances,
+  type Discovery,
+  DiscoveryFollower,
+} from "./discovery/discovery.js";
 export {
   type DnsNames,
   dnsDiscovery,
@@ -26,8 +30,16 @@ export {
   type Role,
   type Visit,
 } from "./instances/instance.js";
-export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
-export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
+export {
+  type InstanceSpecInput,
+  instanceSpecSchema,
+  parseInstanceSpec,
+} from "./instances/instance-spec.js";
+export type {
+  InstanceTimes,
+  PooledInstance,
+  PooledInstanceOptions,
+} from "./instances/pooled-instance.js";
 export {
   type CachedPrefixes,
   KvEventSubscriber,
@@ -35,7 +47,12 @@ export {
 } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export { Pairing } from "./pairing/pairing.js";
-export type { AnsweredEngine, AnyPartner, PairedInstance, Partner } from "./pairing/pairing-entry.js";
+export type {
+  AnsweredEngine,
+  AnyPartner,
+  PairedInstance,
+  Partner,
+} from "./pairing/pairing-entry.js";
 export {
   PAIRING_MODES,
   type PairingMode,

@@ -1,3 +1,6 @@
 export type { KubernetesAccess } from "./kubernetes/api-connection.js";
-export { type KubernetesDiscoveryOptions, kubernetesDiscovery } from "./kubernetes/kubernetes-discovery.js";
+export {
+  type KubernetesDiscoveryOptions,
+  kubernetesDiscovery,
+} from "./kubernetes/kubernetes-discovery.js";
 export type { PortName } from "./kubernetes/read-objects.js";

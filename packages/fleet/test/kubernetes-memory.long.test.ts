@@ -69,7 +69,8 @@ test(`${PODS} pods take less than ${MAX_MIB} MiB`, async () => {
   const kubeconfig = join(folder, "config");
   writeFileSync(kubeconfig, JSON.stringify(config));
   const script = await bundled(join(import.meta.dirname, "follow-pods.ts"));
-  // Node 24 has a larger young generation than Node 20. What counts is what the list needs, not what V8 may let lie.
+  // Node 24 has a larger young generation than Node 20. What counts is what the list needs, not
+  // what V8 may let lie.
   const args = ["--max-semi-space-size=16", script, kubeconfig];
   const { stdout } = await promisify(execFile)(process.execPath, args);
   server.close();

@@ -1,4 +1,10 @@
-import { createPrivateKey, generateKeyPairSync, randomBytes, sign, X509Certificate } from "node:crypto";
+import {
+  createPrivateKey,
+  generateKeyPairSync,
+  randomBytes,
+  sign,
+  X509Certificate,
+} from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 
@@ -12,14 +18,20 @@ export interface CertificatePair {
 
 const TEN_YEARS_MS = 10 * 365 * 86_400_000;
 
-/** Makes a certificate of `commonName` for `localhost` that is signed with its own key (ECDSA P-256). It encrypts; who connects cannot verify it. */
+/**
+ * Makes a certificate of `commonName` for `localhost` that is signed with its own key (ECDSA
+ * P-256). It encrypts; who connects cannot verify it.
+ */
 export function selfSigned(commonName: string, nowMs: number): CertificatePair {
   const { privateKey, publicKey } = generateKeyPairSync("ec", { namedCurve: "prime256v1" });
   const ecdsaWithSha256 = sequence(oid("2a8648ce3d040302"));
   const name = sequence(der(0x31, sequence(oid("550403"), der(0x0c, Buffer.from(commonName)))));
   const subjectAltName = sequence(
     oid("551d11"),
-    der(0x04, sequence(der(0x82, Buffer.from("localhost")), der(0x87, Buffer.from([127, 0, 0, 1])))),
+    der(
+      0x04,
+      sequence(der(0x82, Buffer.from("localhost")), der(0x87, Buffer.from([127, 0, 0, 1]))),
+    ),
   );
   const serial = randomBytes(16);
   // Positive, and without a zero at its begin.
@@ -65,18 +77,26 @@ function time(ms: number): Buffer {
   return der(0x18, Buffer.from(`${new Date(ms).toISOString().replace(/[-:T]|\.\d+/g, "")}`));
 }
 
-/** Reads a certificate and its key. Errors: `KV_CONFIG_INVALID` where one cannot be read, or they do not belong together. */
+/**
+ * Reads a certificate and its key. Errors: `KV_CONFIG_INVALID` where one cannot be read, or they do
+ * not belong together.
+ */
 function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePair {
   try {
     const pair = { certificate: readFileSync(certFile), privateKey: readFileSync(keyFile) };
-    if (new X509Certificate(pair.certificate).checkPrivateKey(createPrivateKey(pair.privateKey))) return pair;
+    if (new X509Certificate(pair.certificate).checkPrivateKey(createPrivateKey(pair.privateKey)))
+      return pair;
   } catch (cause) {
     const message = `the certificate ${certFile} with the key ${keyFile} cannot be read: ${(cause as Error).message}`;
     throw new KvError("KV_CONFIG_INVALID", message, { hint: "give PEM files", cause });
   }
-  throw new KvError("KV_CONFIG_INVALID", `${keyFile} is not the key of the certificate ${certFile}`, {
-    hint: "give the key that belongs to the certificate",
-  });
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${keyFile} is not the key of the certificate ${certFile}`,
+    {
+      hint: "give the key that belongs to the certificate",
+    },
+  );
 }
 
 /** PEM files of a certificate with its chain, and of its key. */
@@ -92,8 +112,8 @@ const LOOK_MS = 5_000;
 type Listener = (pair: CertificatePair) => void;
 
 /**
- * The certificate of a listener: from files, which are read again when one of them has changed, or one that is made at the start. A pair that is not valid is logged,
- * and the one before stays.
+ * The certificate of a listener: from files, which are read again when one of them has changed, or
+ * one that is made at the start. A pair that is not valid is logged, and the one before stays.
  */
 export class Certificate {
   readonly #log: Log;
@@ -106,7 +126,11 @@ export class Certificate {
   /** `true` makes one of `commonName`. Errors: as `readCertificate`. */
   constructor(
     files: CertificateFiles | true,
-    { commonName, clock, log }: { readonly commonName: string; readonly clock: Clock; readonly log: Log },
+    {
+      commonName,
+      clock,
+      log,
+    }: { readonly commonName: string; readonly clock: Clock; readonly log: Log },
   ) {
     this.#clock = clock;
     this.#log = log;

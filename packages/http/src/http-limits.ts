@@ -1,10 +1,16 @@
 import type { HttpBodyLimits, HttpConnectionLimits } from "./http-server.js";
 
-/** Bounds of an HTTP server of an engine, before a request is validated. Each refusal has 503, unless it says otherwise. */
+/**
+ * Bounds of an HTTP server of an engine, before a request is validated. Each refusal has 503,
+ * unless it says otherwise.
+ */
 export interface HttpLimits {
   /** Open connections in all. A further one takes the place of an idle one, else it gets 503. */
   readonly maxConnections: number;
-  /** Open connections of one remote address, or of an IPv6 /64. A further one takes the place of its oldest idle one, else it gets 503. */
+  /**
+   * Open connections of one remote address, or of an IPv6 /64. A further one takes the place of its
+   * oldest idle one, else it gets 503.
+   */
   readonly maxConnectionsPerAddress: number;
   /** Requests that are served at the same time; a further one gets 503. */
   readonly maxRequests: number;
@@ -24,7 +30,10 @@ export interface HttpLimits {
 export interface BodiesLimits {
   /** Bytes of one body; more get 413. */
   readonly maxBodyBytes: number;
-  /** Bytes of the bodies of all requests without an answer; the first 16 KiB of a body do not count. At the limit, the largest that is still arriving gets 503. */
+  /**
+   * Bytes of the bodies of all requests without an answer; the first 16 KiB of a body do not count.
+   * At the limit, the largest that is still arriving gets 503.
+   */
   readonly maxBodiesBytes: number;
   /** The same of one remote address. */
   readonly maxBodiesBytesPerAddress: number;
@@ -34,7 +43,9 @@ export interface BodiesLimits {
   readonly maxBodyMembers: number;
 }
 
-/** The bounds as an `HttpServer` takes them. `pipelinedRequests`: those of one connection that wait. */
+/**
+ * The bounds as an `HttpServer` takes them. `pipelinedRequests`: those of one connection that wait.
+ */
 export function connectionLimits(
   limits: Omit<HttpLimits, "maxRequests" | "maxRequestsPerAddress">,
   pipelinedRequests: number,

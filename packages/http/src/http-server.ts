@@ -62,7 +62,10 @@ export interface HttpServerOptions {
   readonly bodies?: HttpBodyLimits | undefined;
   /** Reads bodies of every content type as JSON; without it, others get 415. @default undefined */
   readonly anyContentType?: true | undefined;
-  /** For the time that a refused client has to read its answer, for `close`, and for the time that long bodies take. */
+  /**
+   * For the time that a refused client has to read its answer, for `close`, and for the time that
+   * long bodies take.
+   */
   readonly clock: Clock;
   /** Where long bodies wait to be parsed. @default a queue of this server */
   readonly parses?: YieldingQueue | undefined;
@@ -70,7 +73,10 @@ export interface HttpServerOptions {
   readonly certificate?: Certificate | undefined;
   /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
   readonly serve: (turn: Turn) => Promise<void>;
-  /** How each error is answered, those of connections and of the parser included. @default errorAnswer */
+  /**
+   * How each error is answered, those of connections and of the parser included. @default
+   * errorAnswer
+   */
   readonly answerError?: ((error: KvError) => ErrorAnswer) | undefined;
 }
 
@@ -127,7 +133,8 @@ export class HttpServer {
       connectionsCheckingInterval: Math.ceil(Math.min(30_000, headersTimeout / 4)),
       handshakeTimeout: headersTimeout,
     });
-    // A limit on the connections whose TLS handshake is under way; the others have theirs in `ClientConnections`.
+    // A limit on the connections whose TLS handshake is under way; the others have theirs in
+    // `ClientConnections`.
     if (certificate !== undefined) this.#server.maxConnections = 2 * limits.connections;
     const connected = certificate === undefined ? "connection" : "secureConnection";
     this.#server.on(connected, (socket: Socket) => this.#connections.accept(socket));
@@ -144,8 +151,8 @@ export class HttpServer {
   }
 
   /**
-   * Stops listening. Idle connections end at once, the others with the answer that they carry or after `graceMs` (default: at once); without an end of it for
-   * `Infinity`.
+   * Stops listening. Idle connections end at once, the others with the answer that they carry or
+   * after `graceMs` (default: at once); without an end of it for `Infinity`.
    */
   async close(graceMs = 0): Promise<void> {
     const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
@@ -166,12 +173,14 @@ export class HttpServer {
   }
 
   /**
-   * Reads the body of a request. The caller ends its share, with the request. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
+   * Reads the body of a request. The caller ends its share, with the request. Errors:
+   * `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
    * `KV_PROXY_OVERLOADED` without memory for it; `KV_REQUEST_ABORTED` when the client disconnects.
    */
   async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
     const { bodies, anyContentType } = this.#options;
-    if (bodies === undefined) throw new KvError("KV_INTERNAL", "this server has no limits for bodies");
+    if (bodies === undefined)
+      throw new KvError("KV_INTERNAL", "this server has no limits for bodies");
     const body = await readJsonBody(request, {
       limits: bodies,
       anyContentType,
@@ -184,7 +193,10 @@ export class HttpServer {
     return body;
   }
 
-  /** Calls `use` with the value of a request's body, whose bytes count until then. Errors: as `readBody`, and `KV_REQUEST_INVALID` for what is not JSON. */
+  /**
+   * Calls `use` with the value of a request's body, whose bytes count until then. Errors: as
+   * `readBody`, and `KV_REQUEST_INVALID` for what is not JSON.
+   */
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
     const body = await this.readBody(turn);
     try {
@@ -195,10 +207,18 @@ export class HttpServer {
   }
 
   #accept(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): void {
-    this.#connections.takeTurn(request, response, () => void this.#serve(request, response, expectsContinue));
+    this.#connections.takeTurn(
+      request,
+      response,
+      () => void this.#serve(request, response, expectsContinue),
+    );
   }
 
-  async #serve(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): Promise<void> {
+  async #serve(
+    request: IncomingMessage,
+    response: ServerResponse,
+    expectsContinue: boolean,
+  ): Promise<void> {
     const { socket, headers } = request;
     // A client that disconnects is also an error of the response; its `close` is enough.
     response.on("error", nothing);
@@ -226,8 +246,9 @@ export class HttpServer {
 const nothing = () => {};
 
 /**
- * Refuses heads that Node's parser accepts, and that another server on the way may read differently: two `Host` headers, another major version of
- * HTTP, a transfer coding besides `chunked`, or any in HTTP/1.0. Errors: `KV_REQUEST_INVALID`; the answer closes the connection.
+ * Refuses heads that Node's parser accepts, and that another server on the way may read
+ * differently: two `Host` headers, another major version of HTTP, a transfer coding besides
+ * `chunked`, or any in HTTP/1.0. Errors: `KV_REQUEST_INVALID`; the answer closes the connection.
  */
 function checkRequestHead(request: IncomingMessage, response: ServerResponse): void {
   const error = refusalOf(request);
@@ -260,7 +281,9 @@ function refusalOf(request: IncomingMessage): KvError | undefined {
   return undefined;
 }
 
-/** The path and the query of a request target in origin form or in absolute form (RFC 9112, 3.2). */
+/**
+ * The path and the query of a request target in origin form or in absolute form (RFC 9112, 3.2).
+ */
 function targetOf(url: string) {
   const [absolute = "", host] = /^https?:\/\/([^/?#]*)/i.exec(url) ?? [];
   const target = url.slice(absolute.length);
@@ -281,7 +304,10 @@ function createPlainOrTls(certificate: Certificate | undefined, options: ServerO
   return server;
 }
 
-/** Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine. */
+/**
+ * Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken
+ * or the host is not of this machine.
+ */
 export async function listen(server: NetServer, host: string, port: number): Promise<number> {
   await new Promise<void>((resolve, reject) => {
     const fail = (cause: NodeJS.ErrnoException) => {

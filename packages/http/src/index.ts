@@ -25,7 +25,11 @@ export {
   type CertificatePair,
   selfSigned,
 } from "./certificate.js";
-export { ClientConnections, type RequestSlot, RequestsInFlight } from "./connections/client-connections.js";
+export {
+  ClientConnections,
+  type RequestSlot,
+  RequestsInFlight,
+} from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {

@@ -1,15 +1,18 @@
 import type { Tracer } from "./tracing.js";
 
 /**
- * A source of time. Long-lived parts receive it as an option instead of reading globals, so that tests run in virtual time. `systemClock` is the
- * real one.
+ * A source of time. Long-lived parts receive it as an option instead of reading globals, so that
+ * tests run in virtual time. `systemClock` is the real one.
  */
 export interface Clock {
-  /** Returns milliseconds on a monotonic clock with an arbitrary origin, as `performance.now()` does. */
+  /**
+   * Returns milliseconds on a monotonic clock with an arbitrary origin, as `performance.now()`
+   * does.
+   */
   now(): number;
   /**
-   * Calls `run` once after `delayMs` milliseconds. The timer keeps the process alive only when `ref` is true (default: false). `delayMs` is at
-   * most 2^31 - 1, the limit of Node's timers.
+   * Calls `run` once after `delayMs` milliseconds. The timer keeps the process alive only when
+   * `ref` is true (default: false). `delayMs` is at most 2^31 - 1, the limit of Node's timers.
    */
   setTimer(run: () => void, delayMs: number, options?: { ref?: boolean | undefined }): Timer;
 }
@@ -31,7 +34,10 @@ export interface Random {
 /** Fields of a log event. Values may be errors; the adapter serialises them. */
 export type LogFields = Readonly<Record<string, unknown>>;
 
-/** Structured logging. `event` is a stable name in kebab-case; everything that varies is in `fields`. An implementation must not throw. */
+/**
+ * Structured logging. `event` is a stable name in kebab-case; everything that varies is in
+ * `fields`. An implementation must not throw.
+ */
 export interface Log {
   /** Logs details for the diagnosis of one request. */
   debug(event: string, fields?: LogFields): void;
@@ -43,11 +49,17 @@ export interface Log {
   error(event: string, fields?: LogFields): void;
 }
 
-/** A sink for metrics, such as an adapter for Prometheus or OpenTelemetry. An implementation must not throw. */
+/**
+ * A sink for metrics, such as an adapter for Prometheus or OpenTelemetry. An implementation must
+ * not throw.
+ */
 export interface Metrics {
   /** Adds `by` (default: 1) to the counter `name`. */
   count(name: string, by?: number, labels?: Readonly<Record<string, string>>): void;
-  /** Records `value` in the histogram `name`. The unit is part of the name, such as `_seconds` or `_bytes`. */
+  /**
+   * Records `value` in the histogram `name`. The unit is part of the name, such as `_seconds` or
+   * `_bytes`.
+   */
   observe(name: string, value: number, labels?: Readonly<Record<string, string>>): void;
 }
 
@@ -85,7 +97,12 @@ export function systemClock(): Clock {
     now: () => performance.now(),
     setTimer(run, delayMs, options) {
       const timer: unknown = setTimeout(run, delayMs);
-      if (options?.ref !== true && typeof timer === "object" && timer !== null && "unref" in timer) {
+      if (
+        options?.ref !== true &&
+        typeof timer === "object" &&
+        timer !== null &&
+        "unref" in timer
+      ) {
         (timer as { unref(): void }).unref();
       }
       return { cancel: () => clearTimeout(timer as ReturnType<typeof setTimeout>) };
@@ -93,7 +110,9 @@ export function systemClock(): Clock {
   };
 }
 
-/** Creates the real source of randomness: `Math.random`, and `crypto.randomUUID` for identifiers. */
+/**
+ * Creates the real source of randomness: `Math.random`, and `crypto.randomUUID` for identifiers.
+ */
 export function systemRandom(): Random {
   return { next: () => Math.random(), uuid: () => globalThis.crypto.randomUUID() };
 }

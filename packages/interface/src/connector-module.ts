@@ -10,17 +10,25 @@ export const KV_ROLES = ["kv_producer", "kv_consumer", "kv_both"] as const;
 /** One of `KV_ROLES`. */
 export type KvRole = (typeof KV_ROLES)[number];
 
-/** vLLM's `kv_transfer_config` (0.33) after validation. `readTransferConfig` of `@kv/connector` makes it from JSON. */
+/**
+ * vLLM's `kv_transfer_config` (0.33) after validation. `readTransferConfig` of `@kv/connector`
+ * makes it from JSON.
+ */
 export interface KvTransferConfig {
   /** Name of the connector (`kv_connector`). */
   readonly connector: string;
-  /** Module that exports the connector (`kv_connector_module_path`). Absent: a registered connector. */
+  /**
+   * Module that exports the connector (`kv_connector_module_path`). Absent: a registered connector.
+   */
   readonly modulePath?: string | undefined;
   /** Role of the engine (`kv_role`). */
   readonly role: KvRole;
   /** Id of the engine (`engine_id`). Absent: the engine makes one for each start. */
   readonly engineId?: string | undefined;
-  /** Device of the registered buffers, such as "cpu" or "cuda" (`kv_buffer_device`). Absent: the platform's default. */
+  /**
+   * Device of the registered buffers, such as "cpu" or "cuda" (`kv_buffer_device`). Absent: the
+   * platform's default.
+   */
   readonly bufferDevice?: string | undefined;
   /** Policy for requests whose KV did not arrive (`kv_load_failure_policy`). */
   readonly loadFailurePolicy: LoadFailurePolicy;
@@ -47,9 +55,11 @@ export interface EngineIdentity {
   /** Pipeline-parallel ranks. */
   readonly ppSize: number;
   /**
-   * Ranks that share a sequence (decode context parallelism, vLLM: `decode_context_parallel_size`): block `i` of the engine's tables holds the blocks `i * dcpSize`
-   * to `i * dcpSize + dcpSize - 1` of the sequence, the one with the number `tpRank % dcpSize` on each rank. It divides `tpSize`. Caches of one latent per token
-   * only ("mla"). Push between `@kv` peers only, as vLLM 0.33 refuses it. @default 1
+   * Ranks that share a sequence (decode context parallelism, vLLM: `decode_context_parallel_size`):
+   * block `i` of the engine's tables holds the blocks `i * dcpSize` to `i * dcpSize + dcpSize - 1`
+   * of the sequence, the one with the number `tpRank % dcpSize` on each rank. It divides `tpSize`.
+   * Caches of one latent per token only ("mla"). Push between `@kv` peers only, as vLLM 0.33
+   * refuses it. @default 1
    */
   readonly dcpSize?: number | undefined;
   /** Data-parallel rank of this engine. */
@@ -58,7 +68,10 @@ export interface EngineIdentity {
   readonly model: ModelIdentity;
 }
 
-/** Factors of vLLM's compatibility hash that only the engine knows (vLLM 0.33, connector version 15). */
+/**
+ * Factors of vLLM's compatibility hash that only the engine knows (vLLM 0.33, connector version
+ * 15).
+ */
 export interface ModelIdentity {
   /** The model as it was named to the engine, a path or a hub name. It is hashed unchanged. */
   readonly model: string;
@@ -70,11 +83,17 @@ export interface ModelIdentity {
   readonly isHmaEnabled: boolean;
   /** The speculative decoding configuration, as it enters the hash. */
   readonly speculativeConfig: unknown;
-  /** Name of the attention backend in the hash, where it differs from `KvCacheConfig.attentionBackend`. */
+  /**
+   * Name of the attention backend in the hash, where it differs from
+   * `KvCacheConfig.attentionBackend`.
+   */
   readonly hashedAttentionBackend?: string | undefined;
 }
 
-/** Options of `ConnectorModule.createScheduler`. The caller owns the side channel and closes it after the connector. */
+/**
+ * Options of `ConnectorModule.createScheduler`. The caller owns the side channel and closes it
+ * after the connector.
+ */
 export interface SchedulerOptions extends AmbientOptions {
   /** The validated configuration. */
   readonly config: KvTransferConfig;
@@ -86,7 +105,10 @@ export interface SchedulerOptions extends AmbientOptions {
   readonly sideChannel: SideChannel;
 }
 
-/** Options of `ConnectorModule.createWorker`. The caller owns transport, platform and side channel and closes them after the connector. */
+/**
+ * Options of `ConnectorModule.createWorker`. The caller owns transport, platform and side channel
+ * and closes them after the connector.
+ */
 export interface WorkerOptions extends AmbientOptions {
   /** The validated configuration. */
   readonly config: KvTransferConfig;
@@ -104,12 +126,21 @@ export interface WorkerOptions extends AmbientOptions {
   readonly sideChannel: SideChannel;
 }
 
-/** Exports of a package that implements a connector: its default export, or the export with the connector's name. */
+/**
+ * Exports of a package that implements a connector: its default export, or the export with the
+ * connector's name.
+ */
 export interface ConnectorModule {
   /** Name under which the connector is registered, as in `kv_connector`. */
   readonly name: string;
-  /** Creates the scheduler side. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, `KV_PLATFORM_UNSUPPORTED`, `KV_PLAN_UNSUPPORTED`. */
+  /**
+   * Creates the scheduler side. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`,
+   * `KV_PLATFORM_UNSUPPORTED`, `KV_PLAN_UNSUPPORTED`.
+   */
   createScheduler(options: SchedulerOptions): Promise<SchedulerConnector> | SchedulerConnector;
-  /** Creates the worker side of one rank. Errors: as `createScheduler`, and those of `Transport.createAgent`. */
+  /**
+   * Creates the worker side of one rank. Errors: as `createScheduler`, and those of
+   * `Transport.createAgent`.
+   */
   createWorker(options: WorkerOptions): Promise<WorkerConnector> | WorkerConnector;
 }

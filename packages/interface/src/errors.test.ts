@@ -29,7 +29,10 @@ test("from returns a KvError unchanged and wraps other values as the cause", () 
 });
 
 test("toJSON is plain data with code and hint", () => {
-  const error = new KvError("KV_PLAN_INVALID", "m", { hint: "h", details: { local: 1, remote: 2 } });
+  const error = new KvError("KV_PLAN_INVALID", "m", {
+    hint: "h",
+    details: { local: 1, remote: 2 },
+  });
   expect(JSON.parse(JSON.stringify(error))).toEqual({
     name: "KvError",
     code: "KV_PLAN_INVALID",

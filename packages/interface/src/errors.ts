@@ -1,6 +1,7 @@
 /**
- * All codes of `KvError`, in the form `KV_<AREA>_<CONDITION>`. The list is closed: a caller may switch over it, and a new code comes with a minor
- * release. `docs/errors.md` has the meaning, the likely cause and the remedy of each.
+ * All codes of `KvError`, in the form `KV_<AREA>_<CONDITION>`. The list is closed: a caller may
+ * switch over it, and a new code comes with a minor release. `docs/errors.md` has the meaning, the
+ * likely cause and the remedy of each.
  */
 export const KV_ERROR_CODES = [
   // configuration and registry
@@ -85,7 +86,10 @@ export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 export interface KvErrorOptions {
   /** Remedy: a command, a setting, or a value that works. @default undefined */
   hint?: string | undefined;
-  /** Values for programs, such as the two that disagree. Plain data only; logs and `--json` print it. @default undefined */
+  /**
+   * Values for programs, such as the two that disagree. Plain data only; logs and `--json` print
+   * it. @default undefined
+   */
   details?: Readonly<Record<string, unknown>> | undefined;
   /** The error that caused this one. @default undefined */
   cause?: unknown;
@@ -94,8 +98,9 @@ export interface KvErrorOptions {
 const brand: unique symbol = Symbol.for("@kv/KvError") as never;
 
 /**
- * The error class of all `@kv` packages. The message says what failed and where, with both values where two disagree; `hint` has the remedy.
- * Use `KvError.is` and never `instanceof`: it recognises errors of another copy of this package by a symbol.
+ * The error class of all `@kv` packages. The message says what failed and where, with both values
+ * where two disagree; `hint` has the remedy. Use `KvError.is` and never `instanceof`: it recognises
+ * errors of another copy of this package by a symbol.
  */
 export class KvError extends Error {
   static {
@@ -119,19 +124,28 @@ export class KvError extends Error {
     this.details = options.details ?? {};
   }
 
-  /** Returns true for a `KvError` of any copy of this package, and of one code when `code` is given. */
+  /**
+   * Returns true for a `KvError` of any copy of this package, and of one code when `code` is given.
+   */
   static is(value: unknown, code?: KvErrorCode): value is KvError {
     if (typeof value !== "object" || value === null) return false;
     if ((value as { [brand]?: unknown })[brand] !== true) return false;
     return code === undefined || (value as KvError).code === code;
   }
 
-  /** Returns `value` when it is a `KvError`, otherwise a new error of `code` with `value` as its cause and its message after `message`. */
+  /**
+   * Returns `value` when it is a `KvError`, otherwise a new error of `code` with `value` as its
+   * cause and its message after `message`.
+   */
   static from(value: unknown, code: KvErrorCode, message: string): KvError {
-    return KvError.is(value) ? value : new KvError(code, `${message}: ${reason(value)}`, { cause: value });
+    return KvError.is(value)
+      ? value
+      : new KvError(code, `${message}: ${reason(value)}`, { cause: value });
   }
 
-  /** Returns plain data for logs and wires; `hint` is left out when there is none, the cause always. */
+  /**
+   * Returns plain data for logs and wires; `hint` is left out when there is none, the cause always.
+   */
   toJSON(): { name: string; code: KvErrorCode; message: string; hint?: string; details: unknown } {
     return {
       name: this.name,

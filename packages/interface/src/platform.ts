@@ -4,9 +4,15 @@ import type { Staging, StagingOptions } from "./staging.js";
 
 /** Capabilities of an accelerator. */
 export interface PlatformCapabilities {
-  /** Memory types under which the device's memory can be registered. Empty: blocks must be staged through host memory. */
+  /**
+   * Memory types under which the device's memory can be registered. Empty: blocks must be staged
+   * through host memory.
+   */
   readonly registersAs: readonly MemoryType[];
-  /** Ways to register the device's memory directly that exist but that this platform does not use, because it stages. Absent: none is known. */
+  /**
+   * Ways to register the device's memory directly that exist but that this platform does not use,
+   * because it stages. Absent: none is known.
+   */
   readonly directRegistration?: readonly DirectRegistration[] | undefined;
   /** Values of vLLM's `kv_buffer_device` that work here. The first one is the default. */
   readonly bufferDevices: readonly string[];
@@ -25,8 +31,8 @@ export interface DirectRegistration {
 }
 
 /**
- * Settings of an engine that a platform may refuse. vLLM's own names are read as well; `engineSettings` merges both. A platform ignores keys that
- * it does not know.
+ * Settings of an engine that a platform may refuse. vLLM's own names are read as well;
+ * `engineSettings` merges both. A platform ignores keys that it does not know.
  */
 export interface PlatformEngineSettings {
   /** Whether prefix caching is on (vLLM: `enable_prefix_caching`). */
@@ -41,15 +47,21 @@ export interface PlatformEngineSettings {
 
 /** Settings whose names and types are known. */
 export interface KnownEngineSettings {
-  /** `prefixCaching` or `enable_prefix_caching`, also as on vLLM's command line; undefined when none is given. */
+  /**
+   * `prefixCaching` or `enable_prefix_caching`, also as on vLLM's command line; undefined when none
+   * is given.
+   */
   readonly prefixCaching: boolean | undefined;
-  /** `maxNumSeqs` or `max_num_seqs`, also as on vLLM's command line; undefined when none is given. */
+  /**
+   * `maxNumSeqs` or `max_num_seqs`, also as on vLLM's command line; undefined when none is given.
+   */
   readonly maxNumSeqs: number | undefined;
 }
 
 /**
- * Reads an engine's settings under our names and under vLLM's. An undefined or null value counts as absent. Errors: `KV_CONFIG_INVALID` for a
- * value of the wrong type, and for two names of one setting with different values.
+ * Reads an engine's settings under our names and under vLLM's. An undefined or null value counts as
+ * absent. Errors: `KV_CONFIG_INVALID` for a value of the wrong type, and for two names of one
+ * setting with different values.
  */
 export function engineSettings(settings: PlatformEngineSettings): KnownEngineSettings {
   const maxNumSeqs = readSetting(settings, "maxNumSeqs", "max_num_seqs", "number");
@@ -63,8 +75,9 @@ export function engineSettings(settings: PlatformEngineSettings): KnownEngineSet
 }
 
 /**
- * Reads the longest sequence in tokens: `max_model_len`, as vLLM's engine arguments limit it, else the model's `max_position_embeddings`. Errors:
- * `KV_CONFIG_INVALID` where both are missing, or the value is not a positive integer.
+ * Reads the longest sequence in tokens: `max_model_len`, as vLLM's engine arguments limit it, else
+ * the model's `max_position_embeddings`. Errors: `KV_CONFIG_INVALID` where both are missing, or the
+ * value is not a positive integer.
  */
 export function readMaxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
   for (const key of ["max_model_len", "max_position_embeddings"]) {
@@ -102,9 +115,13 @@ function readSetting<T extends keyof SettingTypes>(
       throw new KvError("KV_CONFIG_INVALID", `${name} is ${JSON.stringify(value)}, not a ${type}`);
     }
     if (read !== undefined && read !== value) {
-      throw new KvError("KV_CONFIG_INVALID", `${readAs} is ${read} and ${name} is ${String(value)}`, {
-        hint: "give one of the two names",
-      });
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `${readAs} is ${read} and ${name} is ${String(value)}`,
+        {
+          hint: "give one of the two names",
+        },
+      );
     }
     read = value as SettingTypes[T];
     readAs = name;
@@ -121,27 +138,37 @@ export interface PlatformWarning {
 }
 
 /**
- * A Platform describes an accelerator to an engine: the shape of its cache, the limits of its settings, whether its memory can be registered, and,
- * where it cannot, how blocks are staged through host memory. The worker side of a connector receives it as an option. Every implementation runs
- * the suite `@kv/conformance/platform`. vLLM's counterpart is `vllm.platforms.Platform`.
+ * A Platform describes an accelerator to an engine: the shape of its cache, the limits of its
+ * settings, whether its memory can be registered, and, where it cannot, how blocks are staged
+ * through host memory. The worker side of a connector receives it as an option. Every
+ * implementation runs the suite `@kv/conformance/platform`. vLLM's counterpart is
+ * `vllm.platforms.Platform`.
  */
 export interface Platform {
   /** Name of the device type in lower case: "cpu", "cuda", "neuron", … */
   readonly deviceType: string;
   /** What this platform can do. */
   readonly capabilities: PlatformCapabilities;
-  /** Returns the dimensions of one layer's cache, outermost first (vLLM: `AttentionBackend.get_kv_cache_shape`). Unknown keys are ignored. */
+  /**
+   * Returns the dimensions of one layer's cache, outermost first (vLLM:
+   * `AttentionBackend.get_kv_cache_shape`). Unknown keys are ignored.
+   */
   kvCacheShape(shape: KvCacheShapeOptions): readonly number[];
-  /** Returns the longest sequence in tokens from the model's config. Errors: `KV_CONFIG_INVALID`, `KV_MODEL_UNSUPPORTED`. */
+  /**
+   * Returns the longest sequence in tokens from the model's config. Errors: `KV_CONFIG_INVALID`,
+   * `KV_MODEL_UNSUPPORTED`.
+   */
   maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number;
   /**
-   * Checks an engine's settings before it starts. Returns warnings for settings that work badly. Errors: `KV_PLATFORM_UNSUPPORTED`, with the
-   * setting and the reason, for a setting that cannot work.
+   * Checks an engine's settings before it starts. Returns warnings for settings that work badly.
+   * Errors: `KV_PLATFORM_UNSUPPORTED`, with the setting and the reason, for a setting that cannot
+   * work.
    */
   check(settings: PlatformEngineSettings): readonly PlatformWarning[];
   /**
-   * Creates the staging pool. Absent where the device's memory is registered directly; required where `capabilities.registersAs` is empty.
-   * `staged` of `@kv/connector` calls it once for each rank and closes what it returns. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that this
+   * Creates the staging pool. Absent where the device's memory is registered directly; required
+   * where `capabilities.registersAs` is empty. `staged` of `@kv/connector` calls it once for each
+   * rank and closes what it returns. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that this
    * platform cannot stage.
    */
   createStaging?(options: StagingOptions): Promise<Staging>;

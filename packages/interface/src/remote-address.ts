@@ -1,4 +1,7 @@
-/** What counts as one remote address: an IPv4 address, or the /64 network of an IPv6 address, which one host may have as a whole. */
+/**
+ * What counts as one remote address: an IPv4 address, or the /64 network of an IPv6 address, which
+ * one host may have as a whole.
+ */
 export function remoteAddressKey(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);
   if (mapped?.[1] !== undefined) return mapped[1];

@@ -11,15 +11,19 @@ export interface StagingOptions {
   /** The device's caches. */
   readonly caches: KvCaches;
   /**
-   * Blocks of the pool: each region of `wireCaches` has this many, each of the size of a device block. Apart from the pool, only the pieces of
-   * copies in progress use host memory, up to a bound that the platform sets. Block 0 is never saved or loaded.
+   * Blocks of the pool: each region of `wireCaches` has this many, each of the size of a device
+   * block. Apart from the pool, only the pieces of copies in progress use host memory, up to a
+   * bound that the platform sets. Block 0 is never saved or loaded.
    */
   readonly poolBlocks: number;
   /** Clock for the platform's timers. @default systemClock() */
   readonly clock?: Clock | undefined;
 }
 
-/** Pairs of block ids for each KV cache group: pool block `wire[g][i]` holds the content of device block `device[g][i]`. */
+/**
+ * Pairs of block ids for each KV cache group: pool block `wire[g][i]` holds the content of device
+ * block `device[g][i]`.
+ */
 export interface StagedBlocks {
   /** Block ids on the device. */
   readonly device: BlockIds;
@@ -29,27 +33,39 @@ export interface StagedBlocks {
 
 /** A bounded pool of host blocks that peers read and write in place of device memory. */
 export interface Staging {
-  /** Caches to register and to describe to peers in place of the device's: the same layers, `poolBlocks` blocks each. */
+  /**
+   * Caches to register and to describe to peers in place of the device's: the same layers,
+   * `poolBlocks` blocks each.
+   */
   readonly wireCaches: KvCaches;
   /** Byte mapping between a device block and a pool block, for `provePlan` of `@kv/plan`. */
   readonly layout?: StagingLayout | undefined;
-  /** Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
+  /**
+   * Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`.
+   */
   save(requestId: string, blocks: StagedBlocks): Promise<void>;
-  /** Copies pool blocks to device blocks, after a transfer into the pool has landed. Errors: `KV_STAGING_FAILED`. */
+  /**
+   * Copies pool blocks to device blocks, after a transfer into the pool has landed. Errors:
+   * `KV_STAGING_FAILED`.
+   */
   load(requestId: string, blocks: StagedBlocks): Promise<void>;
   /** Frees the pool. Call it after the connector has closed its registrations of the pool. */
   close(): Promise<void>;
 }
 
 /**
- * The byte mapping of a staging copy, as data: which byte of a device block corresponds to which byte of a pool block. It describes one block and
- * holds for every pair of blocks, in both directions. `provePlan` of `@kv/plan` follows bytes through it. Derive it from the code that copies, so
- * that the two cannot disagree.
+ * The byte mapping of a staging copy, as data: which byte of a device block corresponds to which
+ * byte of a pool block. It describes one block and holds for every pair of blocks, in both
+ * directions. `provePlan` of `@kv/plan` follows bytes through it. Derive it from the code that
+ * copies, so that the two cannot disagree.
  */
 export interface StagingLayout {
   /** All arrays of blocks on the device. */
   readonly planes: readonly StagedPlane[];
-  /** The copies. Every byte of a block of each plane is in exactly one piece, and so is every byte of a pool block that carries KV. */
+  /**
+   * The copies. Every byte of a block of each plane is in exactly one piece, and so is every byte
+   * of a pool block that carries KV.
+   */
   readonly copies: readonly StagedCopy[];
 }
 
@@ -61,7 +77,10 @@ export interface StagedPlane {
   readonly region: string;
   /** Order of heads and tokens within a block. */
   readonly order: "head-major" | "token-major";
-  /** First byte of this plane's part within a cell of the pool. A cell is K then V of one head and token. */
+  /**
+   * First byte of this plane's part within a cell of the pool. A cell is K then V of one head and
+   * token.
+   */
   readonly cellBeginBytes: number;
   /** Bytes of a cell that this plane holds, from `cellBeginBytes` on. */
   readonly cellBytes: number;
@@ -69,7 +88,10 @@ export interface StagedPlane {
   readonly blockLengthBytes: number;
 }
 
-/** `count` pieces of `lengthBytes`, evenly spaced on both sides. Offsets are relative to the begin of the block. */
+/**
+ * `count` pieces of `lengthBytes`, evenly spaced on both sides. Offsets are relative to the begin
+ * of the block.
+ */
 export interface StagedCopy {
   /** Index into `StagingLayout.planes`. */
   readonly plane: number;

@@ -15,15 +15,17 @@ export interface YieldingQueueOptions {
    */
   readonly stepsPerTurn?: number | undefined;
   /**
-   * For how many ms a step of `run` calls `next()` again: for work whose `next()` takes microseconds. 0: once.
+   * For how many ms a step of `run` calls `next()` again: for work whose `next()` takes
+   * microseconds. 0: once.
    * @default 0
    */
   readonly sliceMs?: number | undefined;
 }
 
 /**
- * Runs long work in steps, in order, and yields to the event loop between them, so that other requests are served meanwhile. The steps take at most a quarter
- * of the time, with the promise callbacks that they cause.
+ * Runs long work in steps, in order, and yields to the event loop between them, so that other
+ * requests are served meanwhile. The steps take at most a quarter of the time, with the promise
+ * callbacks that they cause.
  */
 export class YieldingQueue {
   readonly #clock: Clock;
@@ -56,14 +58,18 @@ export class YieldingQueue {
     return new Promise((resolve) => this.push(resolve));
   }
 
-  /** Runs `work` up to its end, each `next()` as a step of its own, or as many as `sliceMs` allows. Resolves with what it returns, and rejects with what it throws. */
+  /**
+   * Runs `work` up to its end, each `next()` as a step of its own, or as many as `sliceMs` allows.
+   * Resolves with what it returns, and rejects with what it throws.
+   */
   run<T>(work: Iterator<unknown, T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const step = () => {
         try {
           const startedMs = this.#clock.now();
           let next = work.next();
-          while (next.done !== true && this.#clock.now() - startedMs < this.#sliceMs) next = work.next();
+          while (next.done !== true && this.#clock.now() - startedMs < this.#sliceMs)
+            next = work.next();
           if (next.done === true) resolve(next.value);
           else this.push(step);
         } catch (error) {
@@ -81,7 +87,8 @@ export class YieldingQueue {
       startedMs = this.#clock.now();
       for (const step of this.#waiting.splice(0, this.#stepsPerTurn)) step();
     });
-    // Node runs both immediates in one turn, and between them the callbacks of the promises that the steps resolved.
+    // Node runs both immediates in one turn, and between them the callbacks of the promises that
+    // the steps resolved.
     setImmediate(() => this.#yield(this.#clock.now() - startedMs));
   }
 

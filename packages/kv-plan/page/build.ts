@@ -11,7 +11,10 @@ export async function buildPlanner(): Promise<string> {
   const folder = join(here, "../models");
   const models = readdirSync(folder)
     .sort()
-    .map((name) => [name.replace(/\.json$/, ""), JSON.parse(readFileSync(join(folder, name), "utf8"))]);
+    .map((name) => [
+      name.replace(/\.json$/, ""),
+      JSON.parse(readFileSync(join(folder, name), "utf8")),
+    ]);
   return plannerHtml(
     await bundled("planner.ts", { KNOWN_MODELS: JSON.stringify(Object.fromEntries(models)) }),
   );
@@ -24,8 +27,15 @@ export function buildReportScript(): Promise<string> {
 
 async function bundled(entry: string, define: Record<string, string> = {}): Promise<string> {
   const { outputFiles } = await build({
-    ...{ entryPoints: [join(here, entry)], define, tsconfig: join(here, "../../../tsconfig.json") },
-    ...{ bundle: true, write: false, minify: true, format: "iife", target: "es2022", charset: "utf8" },
+    entryPoints: [join(here, entry)],
+    define,
+    tsconfig: join(here, "../../../tsconfig.json"),
+    bundle: true,
+    write: false,
+    minify: true,
+    format: "iife",
+    target: "es2022",
+    charset: "utf8",
   });
   return outputFiles[0]?.text ?? "";
 }

@@ -2,8 +2,9 @@ import { holdsLatents, showBytes, showHeads, showPrefillRank } from "../src/rend
 import type { BlockReport, PairReport, PlanReport, PrefillRank } from "../src/report/report.js";
 
 /**
- * Makes what `reportBody` has written answer: a button for each rank, which shows its reads, and a button for each block, which shows its sources. Values
- * enter the page as text, never as markup, since names in a report may come from a peer.
+ * Makes what `reportBody` has written answer: a button for each rank, which shows its reads, and a
+ * button for each block, which shows its sources. Values enter the page as text, never as markup,
+ * since names in a report may come from a peer.
  */
 export function explore(report: PairReport): void {
   if (report.outcome === "planned") new Explorer(report).addRanks();
@@ -25,7 +26,10 @@ class Explorer {
 
   addRanks(): void {
     for (const notice of this.#report.notifications) {
-      const place = { "data-prefill-rank": notice.prefillRank, "data-prefill-stage": notice.prefillStage };
+      const place = {
+        "data-prefill-rank": notice.prefillRank,
+        "data-prefill-stage": notice.prefillStage,
+      };
       const button = this.#addRank(place, this.#nameOf(notice), "prefill", () =>
         this.#showPrefillRank(notice),
       );
@@ -37,7 +41,10 @@ class Explorer {
     }
   }
 
-  /** The button of a rank. It and the rank's box in the picture do the same; the second time they undo it. */
+  /**
+   * The button of a rank. It and the rank's box in the picture do the same; the second time they
+   * undo it.
+   */
   #addRank(place: Attributes, name: string, side: Side, show: () => void): HTMLElement {
     const button = make("button", { type: "button", "aria-pressed": "false", ...place }, name);
     const act = () => {
@@ -88,8 +95,16 @@ class Explorer {
     for (const block of listed) {
       const stage = this.#stages > 1 ? `stage ${block.stage}, ` : "";
       const group = groups.length > 1 ? `group ${block.group}: ` : "";
-      const place = { "data-block": block.block, "data-group": block.group, "data-stage": block.stage };
-      const button = make("button", { ...place, type: "button" }, `${stage}${group}block ${block.block}`);
+      const place = {
+        "data-block": block.block,
+        "data-group": block.group,
+        "data-stage": block.stage,
+      };
+      const button = make(
+        "button",
+        { ...place, type: "button" },
+        `${stage}${group}block ${block.block}`,
+      );
       button.addEventListener("click", () => {
         press(button, true);
         this.#showBlock(block);
@@ -122,7 +137,9 @@ class Explorer {
     const notes = [
       block.pieces.length === 0 ? "No transfer reaches this block." : undefined,
       block.permuted ? "The receive pass then puts its heads and tokens in order." : undefined,
-      block.zeroFrom === null ? undefined : `The receive pass zeroes it from its token ${block.zeroFrom} on.`,
+      block.zeroFrom === null
+        ? undefined
+        : `The receive pass zeroes it from its token ${block.zeroFrom} on.`,
     ];
     panel("block").append(
       make("h3", {}, `Block ${block.block}, tokens from ${block.firstToken}`),
@@ -139,7 +156,11 @@ class Explorer {
     const readers = ranks.flatMap((rank) =>
       rank.reads
         .filter((read) => this.#nameOf(read) === this.#nameOf(notice))
-        .map((read) => [`D${rank.decodeRank}`, this.#heads(read.heads), showBytes(read.lengthBytes)]),
+        .map((read) => [
+          `D${rank.decodeRank}`,
+          this.#heads(read.heads),
+          showBytes(read.lengthBytes),
+        ]),
     );
     const detail = panel("detail");
     detail.append(
@@ -148,7 +169,8 @@ class Explorer {
       table(["read by", "heads", "bytes"], readers),
     );
     if (this.#stages === 1) return;
-    const caches = stages.find(({ stage }) => stage === notice.prefillStage)?.regions.join(", ") ?? "";
+    const caches =
+      stages.find(({ stage }) => stage === notice.prefillStage)?.regions.join(", ") ?? "";
     detail.append(make("h3", {}, "Caches of its stage"), make("p", { id: "caches" }, caches));
   }
 
@@ -162,7 +184,9 @@ class Explorer {
 
   /** The colour that the rank has in the picture. */
   #colour(rank: PrefillRank): string {
-    const edge = document.querySelector(`.kv-plan .rank[data-prefill="${this.#nameOf(rank)}"] rect`);
+    const edge = document.querySelector(
+      `.kv-plan .rank[data-prefill="${this.#nameOf(rank)}"] rect`,
+    );
     return edge === null ? "gray" : getComputedStyle(edge).stroke;
   }
 }
@@ -177,7 +201,8 @@ function highlight(side: Side, name: string | undefined): void {
   };
   for (const edge of all(`.kv-plan .edge[data-${side}="${name}"]`)) {
     edge.classList.add("on");
-    for (const end of ["prefill", "decode"]) mark(`.kv-plan .rank[data-${end}="${edge.dataset[end]}"]`);
+    for (const end of ["prefill", "decode"])
+      mark(`.kv-plan .rank[data-${end}="${edge.dataset[end]}"]`);
   }
   mark(`.kv-plan .rank[data-${side}="${name}"]`);
 }
@@ -201,7 +226,11 @@ function panel(id: string): Element {
 
 type Attributes = Readonly<Record<string, string | number>>;
 
-function make(tag: string, attributes: Attributes, ...children: (string | number | Node)[]): HTMLElement {
+function make(
+  tag: string,
+  attributes: Attributes,
+  ...children: (string | number | Node)[]
+): HTMLElement {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
   element.append(...children.map((child) => (child instanceof Node ? child : String(child))));

@@ -9,7 +9,10 @@ import { analysePair } from "../src/report/analyse-pair.js";
 import type { AnalyseOptions } from "../src/report/plans-of-pair.js";
 import type { PairReport, RefusalReport } from "../src/report/report.js";
 
-/** What the form of the page holds, as text. A value for both engines, or two with a comma: prefill, then decode. An empty one is the default. */
+/**
+ * What the form of the page holds, as text. A value for both engines, or two with a comma: prefill,
+ * then decode. An empty one is the default.
+ */
 export interface PageOptions {
   /** Name of a known model; empty: that of `config`. */
   readonly model: string;
@@ -30,8 +33,18 @@ export interface PageOptions {
 
 /** The form when no link says otherwise. */
 export const DEFAULTS: PageOptions = {
-  ...{ model: "llama-3.1-70b", config: "", tp: "8,4", pp: "", block: "", layout: "", backend: "" },
-  ...{ dtype: "auto", tokens: "2048", computed: "0", bandwidth: "25", permute: "" },
+  model: "llama-3.1-70b",
+  config: "",
+  tp: "8,4",
+  pp: "",
+  block: "",
+  layout: "",
+  backend: "",
+  dtype: "auto",
+  tokens: "2048",
+  computed: "0",
+  bandwidth: "25",
+  permute: "",
 };
 
 /** A config.json has some kilobytes; a link cannot be much longer. */
@@ -43,10 +56,15 @@ export function toFragment(options: PageOptions): string {
   const changed = keys.filter(
     (key) => options[key] !== DEFAULTS[key] && !(key === "config" && options.model !== ""),
   );
-  return new URLSearchParams(changed.map((key): [string, string] => [key, options[key]])).toString();
+  return new URLSearchParams(
+    changed.map((key): [string, string] => [key, options[key]]),
+  ).toString();
 }
 
-/** The form of a link. What the fragment does not say is the default, and what the form does not have is ignored. */
+/**
+ * The form of a link. What the fragment does not say is the default, and what the form does not
+ * have is ignored.
+ */
 export function fromFragment(fragment: string): PageOptions {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const keys = Object.keys(DEFAULTS) as (keyof PageOptions)[];
@@ -56,7 +74,9 @@ export function fromFragment(fragment: string): PageOptions {
 }
 
 /** The names of known models by the family of their rules. Errors: those of `modelCaches`. */
-export function byFamily(models: Readonly<Record<string, unknown>>): Readonly<Record<string, string[]>> {
+export function byFamily(
+  models: Readonly<Record<string, unknown>>,
+): Readonly<Record<string, string[]>> {
   const families: Record<string, string[]> = {};
   for (const [name, config] of Object.entries(models)) {
     const { family } = modelCaches(name, config, { tpSize: 1 });
@@ -65,14 +85,23 @@ export function byFamily(models: Readonly<Record<string, unknown>>): Readonly<Re
   return families;
 }
 
-/** Plans and proves the pair of the form. `models` are the known configs by name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong. */
-export function reportOf(options: PageOptions, models: Readonly<Record<string, unknown>>): PairReport {
+/**
+ * Plans and proves the pair of the form. `models` are the known configs by name. Errors:
+ * `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong.
+ */
+export function reportOf(
+  options: PageOptions,
+  models: Readonly<Record<string, unknown>>,
+): PairReport {
   const settings = settingsOf(options);
   const pair = pairOf(options, models);
   return "outcome" in pair ? pair : analysePair(pair, settings);
 }
 
-function pairOf(options: PageOptions, models: Readonly<Record<string, unknown>>): Pair | RefusalReport {
+function pairOf(
+  options: PageOptions,
+  models: Readonly<Record<string, unknown>>,
+): Pair | RefusalReport {
   const known = Object.hasOwn(models, options.model) ? models[options.model] : undefined;
   if (options.model !== "" && known === undefined)
     throw new KvError(
@@ -104,14 +133,12 @@ function settingsOf(options: PageOptions): AnalyseOptions {
     throw wrong("Prefix hit", options.computed, "a whole number of blocks");
   if (!(bandwidthGBps > 0)) throw wrong("Bandwidth", options.bandwidth, "a number above 0");
   return {
-    ...{
-      numTokens,
-      computedBlocks,
-      bandwidthGBps,
-      pool: "consecutive",
-      masksUncovered: false,
-      form: undefined,
-    },
+    numTokens,
+    computedBlocks,
+    bandwidthGBps,
+    pool: "consecutive",
+    masksUncovered: false,
+    form: undefined,
     conversions: options.permute === "on" ? ["hnd-to-nhd"] : [],
   };
 }
@@ -143,7 +170,8 @@ function sizes(field: string, text: string, most: number): number[] {
 
 function layoutNamed(name: string): KvCacheLayout {
   const layout = layoutOf(name.toUpperCase());
-  if (layout === undefined) throw wrong("Layout", name, `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
+  if (layout === undefined)
+    throw wrong("Layout", name, `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
   return layout;
 }
 

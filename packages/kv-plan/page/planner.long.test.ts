@@ -11,7 +11,8 @@ import { captured } from "../test/captured-run.js";
 import { chromium, openBrowser, openPage } from "../test/chromium.js";
 import { buildPlanner } from "./build.js";
 
-// The planner as a page: opened from a file, without a server. KV_SCREENSHOTS=FOLDER keeps pictures of it.
+// The planner as a page: opened from a file, without a server. KV_SCREENSHOTS=FOLDER keeps pictures
+// of it.
 const fixture = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, import.meta.url));
 
 describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
@@ -57,12 +58,21 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await open("model=qwen3-0.6b&tp=4,2&block=16,32&tokens=100");
     expect(await textOf("#text")).toBe(
       await told(
-        ...["--config", fixture("qwen3-0.6b"), "--tp", "4,2", "--block-size", "16,32", "--tokens", "100"],
+        "--config",
+        fixture("qwen3-0.6b"),
+        "--tp",
+        "4,2",
+        "--block-size",
+        "16,32",
+        "--tokens",
+        "100",
       ),
     );
     expect(await textOf("#verdict")).toMatch(/^Proven/);
     // vllm#55434
-    expect(await textOf("#posting")).toMatch(/D0 posts [\d,]+ descriptors.*posting over UCX.*fewer with/);
+    expect(await textOf("#posting")).toMatch(
+      /D0 posts [\d,]+ descriptors.*posting over UCX.*fewer with/,
+    );
   });
 
   test("a config.json that is pasted is planned, and the link carries it", async () => {
@@ -77,7 +87,9 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await page.goto("about:blank");
     await page.goto(link);
     expect(await textOf("#text")).toBe(text);
-    expect(await page.$eval("[name=tp]", (found) => (found as HTMLInputElement).value)).toBe("8,16");
+    expect(await page.$eval("[name=tp]", (found) => (found as HTMLInputElement).value)).toBe(
+      "8,16",
+    );
   });
 
   test("known models stand in the family of their rules", async () => {
@@ -99,7 +111,9 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     expect(await textOf("#changes")).toContain("prefill with TP 2");
     await page.select("#model", "");
     await fill("config", JSON.stringify({ ...json("qwen3-0.6b"), full_attention_interval: 4 }));
-    expect(await textOf("#reason")).toMatch(/full_attention_interval \(4\): a field that may decide/);
+    expect(await textOf("#reason")).toMatch(
+      /full_attention_interval \(4\): a field that may decide/,
+    );
     expect(await page.$("#changes")).toBeNull();
   });
 
@@ -130,7 +144,8 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       found.flatMap((each) => {
         const { x, y, width } = (each as SVGTextElement).getBBox();
         const view = (each as SVGTextElement).ownerSVGElement?.viewBox.baseVal;
-        const isInside = view !== undefined && x >= 0 && x + width <= view.width && y <= view.height;
+        const isInside =
+          view !== undefined && x >= 0 && x + width <= view.width && y <= view.height;
         return isInside ? [] : [each.textContent];
       }),
     );
@@ -228,7 +243,9 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
           return (high + 0.05) / (low + 0.05);
         };
         const paper = getComputedStyle(document.body).backgroundColor;
-        const shown = [...document.querySelectorAll(".kv-plan")].filter((each) => each.clientWidth > 0);
+        const shown = [...document.querySelectorAll(".kv-plan")].filter(
+          (each) => each.clientWidth > 0,
+        );
         const drawn = shown.flatMap((each) => [...each.querySelectorAll("text")]);
         const curves = shown.flatMap((each) => [...each.querySelectorAll(".edge")]);
         return [

@@ -61,7 +61,11 @@ function show(options: PageOptions): void {
     element<HTMLButtonElement>("save-svg").disabled = false;
     element<HTMLButtonElement>("save-kvbench").disabled = shown.outcome === "refused";
   } catch (thrown) {
-    const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the pair could not be planned");
+    const { code, message, hint } = KvError.from(
+      thrown,
+      "KV_INTERNAL",
+      "the pair could not be planned",
+    );
     const advice = hint === undefined ? "" : `<p>${escapeXml(hint)}</p>`;
     result.innerHTML = `<p id="problem" role="alert"><strong>${escapeXml(message)}</strong> [${code}]</p>${advice}`;
     document.body.dataset["ready"] = "true";

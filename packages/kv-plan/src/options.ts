@@ -5,7 +5,9 @@ import { type EngineFlags, layoutOf } from "./input/engine-flags.js";
 import { MAX_RANKS } from "./input/pair.js";
 import { addReportOptions, integer, type ReportOptions } from "./report-options.js";
 
-/** The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode. */
+/**
+ * The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode.
+ */
 export interface CliOptions extends ReportOptions, EngineFlags {
   readonly file?: string | undefined;
   readonly config: readonly string[];
@@ -40,12 +42,20 @@ export function command(): Command {
     .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
     .option("--head-size <elements>", "elements of a head, without a config", integer)
     .option("--layers <count>", "layers with a cache, without a config", integer)
-    .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
+    .option(
+      "--mla",
+      "the model has multi-head latent attention: --head-size is its latent vector",
+      false,
+    )
     .optionsGroup("Engines:")
     .addOption(several("--tp <size>", "tensor parallel size; once or twice", sizes, "1"))
     .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", sizes, "1"))
-    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", integers, "vLLM's"))
-    .addOption(several("--kernel-block-size <tokens>", "tokens in a kernel block", integers, "vLLM's"))
+    .addOption(
+      several("--block-size <tokens>", "tokens in a block; once or twice", integers, "vLLM's"),
+    )
+    .addOption(
+      several("--kernel-block-size <tokens>", "tokens in a kernel block", integers, "vLLM's"),
+    )
     .addOption(
       several(
         "--layout <name>",
@@ -66,7 +76,10 @@ export function command(): Command {
       "of a hybrid's recurrent states: auto (the config's, else float32), or as above",
       "auto",
     )
-    .option("--no-prefix-caching", "the engines keep no prefixes; a hybrid's blocks then have other sizes")
+    .option(
+      "--no-prefix-caching",
+      "the engines keep no prefixes; a hybrid's blocks then have other sizes",
+    )
     .allowExcessArguments(false);
   return addReportOptions(program);
 }
@@ -90,5 +103,7 @@ const sizes = lists(wholeNumberFrom(1, MAX_RANKS));
 const integers = lists(integer);
 
 function layout(name: string): KvCacheLayout {
-  return layoutOf(name) ?? refuseValue(`It must be HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}.`);
+  return (
+    layoutOf(name) ?? refuseValue(`It must be HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}.`)
+  );
 }

@@ -2,7 +2,10 @@ import { positiveNumber, wholeNumberFrom } from "@kv/program";
 import { type Command, Option } from "commander";
 import type { PoolState } from "./report/sample-request.js";
 
-/** The sample request, what the engines may do for it, and the form of the report. `addReportOptions` defines the flags. */
+/**
+ * The sample request, what the engines may do for it, and the form of the report.
+ * `addReportOptions` defines the flags.
+ */
 export interface ReportOptions {
   /** `--tokens`: length of the sample request. */
   readonly tokens: number;
@@ -18,7 +21,10 @@ export interface ReportOptions {
   readonly repack: boolean;
   /** `--masked`: the engine masks tokens beyond a request's last. */
   readonly masked: boolean;
-  /** `--form`: the form where blocks must be put in another order. @default the one with fewer descriptors */
+  /**
+   * `--form`: the form where blocks must be put in another order. @default the one with fewer
+   * descriptors
+   */
   readonly form?: "permute" | "direct" | undefined;
   /** `--json`: print the report as JSON. One form at most may be given. */
   readonly json: boolean;
@@ -56,7 +62,11 @@ export function addReportOptions(program: Command): Command {
     )
     .option("--bandwidth <GB/s>", "of one rank's link", positiveNumber, 25)
     .optionsGroup("What the engines may do:")
-    .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
+    .option(
+      "--permute",
+      "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)",
+      false,
+    )
     .option(
       "--repack",
       "allow attention backends that differ: the engine repacks the inside of a head",

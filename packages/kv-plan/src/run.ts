@@ -25,13 +25,18 @@ export interface Output {
   stderr(text: string): void;
 }
 
-/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES` of `@kv/program`. */
+/**
+ * Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one
+ * of `EXIT_CODES` of `@kv/program`.
+ */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
   if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
     output.stderr(
       "kv-plan: --from is not a flag of kv-plan: kv-peer plan asks running engines [KV_CONFIG_INVALID]\n",
     );
-    output.stderr("  kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4 --kv-heads 8\n");
+    output.stderr(
+      "  kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4 --kv-heads 8\n",
+    );
     return EXIT_CODES.couldNotRun;
   }
   const program = command()
@@ -42,7 +47,8 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
       writeErr: (text) => output.stderr(text),
     });
   try {
-    // The completion of a shell. It is no subcommand otherwise, because commander would ask for one.
+    // The completion of a shell. It is no subcommand otherwise, because commander would ask for
+    // one.
     if (args[0] === "complete") {
       tab(program);
       program.parse(args, { from: "user" });
@@ -61,8 +67,10 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
 }
 
 /**
- * Plans and proves a pair with a sample request, and prints the report in the form that the options name. Returns an exit code:
- * `failed` for a pair that has no plan, and for a plan in which the proof found a fault. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
+ * Plans and proves a pair with a sample request, and prints the report in the form that the options
+ * name. Returns an exit code: `failed` for a pair that has no plan, and for a plan in which the
+ * proof found a fault. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be
+ * written.
  */
 export async function printReport(
   pair: Pair,
@@ -110,7 +118,10 @@ const REPORT_PAGE = new URL("../dist/report-page.js", import.meta.url);
 const FORMS = ["json", "mermaid", "svg", "html", "kvbench", "plans"] as const;
 type Form = (typeof FORMS)[number];
 
-/** The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are several. */
+/**
+ * The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are
+ * several.
+ */
 function formOf(options: ReportOptions): Form | undefined {
   const [form, ...more] = FORMS.filter((one) => options[one]);
   if (more.length === 0) return form;
@@ -120,7 +131,10 @@ function formOf(options: ReportOptions): Form | undefined {
   );
 }
 
-async function rendered(report: PairReport, form: Exclude<Form, "plans"> | undefined): Promise<string> {
+async function rendered(
+  report: PairReport,
+  form: Exclude<Form, "plans"> | undefined,
+): Promise<string> {
   if (form === "json") return `${JSON.stringify(report, null, 2)}\n`;
   if (form === "mermaid") return renderMermaid(report);
   if (form === "svg") return renderSvg(report);

@@ -3,7 +3,9 @@ import type { PairReport, PlanReport } from "../src/report/report.js";
 import { runKvPlan } from "../src/run.js";
 
 /** Runs `kv-plan` in this process and returns its output. */
-export async function captured(...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
+export async function captured(
+  ...args: string[]
+): Promise<{ code: number; stdout: string; stderr: string }> {
   let [stdout, stderr] = ["", ""];
   const code = await runKvPlan(args, {
     stdout: (text) => {

@@ -15,7 +15,9 @@ export const chromium = candidates.find((path) => path !== undefined && existsSy
 
 if (chromium === undefined && process.env["CI"] === "true") {
   test("Chromium is there", () =>
-    expect.fail(`CI needs one of ${candidates.filter(Boolean).join(", ")}: apt-get install chromium`));
+    expect.fail(
+      `CI needs one of ${candidates.filter(Boolean).join(", ")}: apt-get install chromium`,
+    ));
 }
 
 /** Starts the browser, which the caller closes. */
@@ -27,7 +29,10 @@ export function openBrowser(): Promise<Browser> {
   });
 }
 
-/** Opens a page. What it logs as an error or throws, and what it asks of a network, is added to `complaints`. */
+/**
+ * Opens a page. What it logs as an error or throws, and what it asks of a network, is added to
+ * `complaints`.
+ */
 export async function openPage(browser: Browser, complaints: string[]): Promise<Page> {
   const page = await browser.newPage();
   page.on("pageerror", (error) => complaints.push(String(error)));

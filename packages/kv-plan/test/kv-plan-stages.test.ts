@@ -17,20 +17,23 @@ describe("--pp", () => {
   test("reads each stage's layers from its ranks, with the same total as one stage", async () => {
     const found = await planned(...qwen, "--pp", "2");
     const layers = (from: number, to: number) =>
-      Array.from({ length: to - from }, (_, index) => `model.layers.${from + index}.self_attn.attn`);
+      Array.from(
+        { length: to - from },
+        (_, index) => `model.layers.${from + index}.self_attn.attn`,
+      );
     expect(found.stages).toEqual([
       { stage: 0, regions: layers(0, 14), read: [0, 1], readers: [0] },
       { stage: 1, regions: layers(14, 28), read: [0, 1], readers: [0] },
     ]);
     const [rank] = found.ranks;
-    expect(rank?.reads.map((read) => [read.prefillStage, read.prefillRank, read.layers, read.heads])).toEqual(
-      [
-        [0, 0, 14, [0, 4]],
-        [0, 1, 14, [4, 8]],
-        [1, 0, 14, [0, 4]],
-        [1, 1, 14, [4, 8]],
-      ],
-    );
+    expect(
+      rank?.reads.map((read) => [read.prefillStage, read.prefillRank, read.layers, read.heads]),
+    ).toEqual([
+      [0, 0, 14, [0, 4]],
+      [0, 1, 14, [4, 8]],
+      [1, 0, 14, [0, 4]],
+      [1, 1, 14, [4, 8]],
+    ]);
     expect(
       found.notifications.map((one) => [one.prefillStage, one.prefillRank, one.awaits, one.from]),
     ).toEqual([
@@ -50,7 +53,16 @@ describe("--pp", () => {
   });
 
   test("lists notified-only ranks of every stage", async () => {
-    const found = await planned("--config", model("deepseek-v2-lite"), "--tp", "2", "--tp", "1", "--pp", "2");
+    const found = await planned(
+      "--config",
+      model("deepseek-v2-lite"),
+      "--tp",
+      "2",
+      "--tp",
+      "1",
+      "--pp",
+      "2",
+    );
     expect(found.ranks[0]?.notifyOnly).toEqual([
       { prefillRank: 1, prefillStage: 0 },
       { prefillRank: 1, prefillStage: 1 },
@@ -83,7 +95,10 @@ describe("--pp", () => {
     writeFileSync(
       file,
       JSON.stringify({
-        ...{ version: 1, numKvHeads: 4, groups: ["swa", "full"], windowTokens: [64, null] },
+        version: 1,
+        numKvHeads: 4,
+        groups: ["swa", "full"],
+        windowTokens: [64, null],
         prefill: { ...engine, ppSize: 2, regions: regions(true) },
         decode: { ...engine, regions: regions(false) },
       }),
@@ -137,7 +152,11 @@ describe("refused", () => {
   test.each<[string, string[], RegExp]>([
     ["more stages than layers", [...qwen, "--pp", "29"], /--pp 29 is more than the 28 layers/],
     ["three sizes", [...qwen, "--pp", "1,2,3"], /--pp is given 3 times/],
-    ["--pp together with a file", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
+    [
+      "--pp together with a file",
+      ["--file", "x.json", "--pp", "2"],
+      /--pp has no effect with --file/,
+    ],
   ])("%s", async (_what, args, message) => {
     const { code, stderr } = await captured(...args);
     expect(code).toBe(EXIT_CODES.couldNotRun);
@@ -163,7 +182,10 @@ describe("a file", () => {
     engine(2, { ppSize, regions: stages.map(([name, stage]) => region(name, 2, { stage })) });
   const fileOf = (prefill: object, decode: object = engine(1)) => {
     const path = join(folder, "pair.json");
-    writeFileSync(path, JSON.stringify({ version: 1, numKvHeads: 4, groups: ["full"], prefill, decode }));
+    writeFileSync(
+      path,
+      JSON.stringify({ version: 1, numKvHeads: 4, groups: ["full"], prefill, decode }),
+    );
     return path;
   };
 
@@ -174,14 +196,17 @@ describe("a file", () => {
       ["layer.0", 0],
     ]);
     const found = await planned("--file", fileOf(prefill), "--tokens", "64");
-    expect(found.stages.map(({ regions }) => regions)).toEqual([["layer.0"], ["layer.1", "layer.2"]]);
+    expect(found.stages.map(({ regions }) => regions)).toEqual([
+      ["layer.0"],
+      ["layer.1", "layer.2"],
+    ]);
     expect(found.request.lengthBytes).toBe(3 * 64 * 64 * 4);
   });
 
   test("the smallest pool of all stages limits the request", async () => {
     const small = { stage: 1, numBlocks: 3 };
     const prefill = engine(2, {
-      ...{ ppSize: 2 },
+      ppSize: 2,
       regions: [region("layer.0", 2), region("layer.1", 2, small), region("layer.2", 2, small)],
     });
     const found = await report("--file", fileOf(prefill), "--tokens", "64");
@@ -206,8 +231,16 @@ describe("a file", () => {
   });
 
   test.each<[string, object, RegExp]>([
-    ["a stage beyond the last", staged([["layer.0", 2]]), /prefill\.regions\.0\.stage.*stage 2 of 2/],
-    ["a stage without regions", staged([["layer.0", 0]]), /prefill\.regions.*stage 1 of 2 has none/],
+    [
+      "a stage beyond the last",
+      staged([["layer.0", 2]]),
+      /prefill\.regions\.0\.stage.*stage 2 of 2/,
+    ],
+    [
+      "a stage without regions",
+      staged([["layer.0", 0]]),
+      /prefill\.regions.*stage 1 of 2 has none/,
+    ],
   ])("refuses %s", async (_what, prefill, message) => {
     const { code, stderr } = await captured("--file", fileOf(prefill));
     expect(code).toBe(EXIT_CODES.couldNotRun);
@@ -235,7 +268,9 @@ describe("forms", () => {
 
   test("SVG has a box per rank of each stage, and each curve starts at a different rank", async () => {
     const { stdout } = await captured(...flags, "--svg");
-    expect(stdout.match(/<g class="rank" data-(?:prefill="pp\dtp\d|decode="D\d)"/g)).toHaveLength(5);
+    expect(stdout.match(/<g class="rank" data-(?:prefill="pp\dtp\d|decode="D\d)"/g)).toHaveLength(
+      5,
+    );
     expect(new Set(stdout.match(/<path class="edge[^>]* d="M \d+ \d+/g))).toHaveProperty("size", 4);
   });
 
@@ -249,6 +284,8 @@ describe("forms", () => {
   test("groups that share regions", async () => {
     const { code, stdout } = await captured("--config", model("gpt-oss-20b"), "--pp", "2");
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(/groups of layers share regions \(12 swa, 12 full\).*\[KV_PLAN_UNSUPPORTED\]/);
+    expect(stdout).toMatch(
+      /groups of layers share regions \(12 swa, 12 full\).*\[KV_PLAN_UNSUPPORTED\]/,
+    );
   });
 });

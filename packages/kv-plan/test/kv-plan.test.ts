@@ -11,7 +11,10 @@ const model = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, 
 const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
-/** Tokens in a block of Gemma 4's groups at TP 2: a window's page is twice as large as a full layer's. */
+/**
+ * Tokens in a block of Gemma 4's groups at TP 2: a window's page is twice as large as a full
+ * layer's.
+ */
 const GEMMA_4_BLOCKS = [16, 16, 16, 16, 16, 32];
 
 describe("models by their published shapes", () => {
@@ -56,7 +59,9 @@ describe("models by their published shapes", () => {
     const found = await planned("--config", model(name), ...args);
     expect(found.prefill.regions).toBe(expected.regions);
     expect(found.request.lengthBytes).toBe(expected.lengthBytes);
-    expect(found.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual(expected.sources);
+    expect(found.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual(
+      expected.sources,
+    );
   });
 
   test("gpt-oss: sliding-window layers move only the window's blocks", async () => {
@@ -103,7 +108,14 @@ describe("models by their published shapes", () => {
 
   // What cache_specs.py prints for these two with VLLM_KV_CACHE_LAYOUT=BLHNC.
   test("a layout with blocks outermost: rows padded for the kernels, and no groups that vLLM would not make", async () => {
-    const rows = await planned("--config", model("deepseek-v3.2"), "--tp", "1", "--layout", "BLHNC");
+    const rows = await planned(
+      "--config",
+      model("deepseek-v3.2"),
+      "--tp",
+      "1",
+      "--layout",
+      "BLHNC",
+    );
     expect(rows.prefill.regions).toBe(1);
     expect(rows.prefill.bytesPerRank).toBe(5_013_504 * 10_000);
     const other = await report("--config", model("gemma-4-31b"), "--tp", "1", "--layout", "BLHNC");
@@ -111,13 +123,24 @@ describe("models by their published shapes", () => {
   });
 
   test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states in rows", async () => {
-    const flags = ["--config", model("deepseek-v4-flash"), "--tokens", "8192", "--tp", "8", "--tp", "1"];
+    const flags = [
+      "--config",
+      model("deepseek-v4-flash"),
+      "--tokens",
+      "8192",
+      "--tp",
+      "8",
+      "--tp",
+      "1",
+    ];
     const found = await planned(...flags);
     expect(found.groups).toEqual(["swa-mla", "swa-mla", "mla", "swa-mla", "swa-mla"]);
-    // vLLM's connector registers whole rows: a page of each of 21 indexers, 21 and 20 latents, padded to multiples of 576 bytes.
+    // vLLM's connector registers whole rows: a page of each of 21 indexers, 21 and 20 latents,
+    // padded to multiples of 576 bytes.
     expect([found.decode.regions, found.decode.layout]).toEqual([1, "BLHNC"]);
     const row = 21 * 8640 + 21 * 37_440 + 20 * 1728;
-    // Blocks of two groups of windows of 128 tokens in blocks of 64, and of latents, compressors' states of 8 and of 128 tokens.
+    // Blocks of two groups of windows of 128 tokens in blocks of 64, and of latents, compressors'
+    // states of 8 and of 128 tokens.
     const blocks = 2 * (128 / 64 + 1) + 8192 / 256 + (8 / 4 + 1) + (128 / 8 + 1);
     expect(found.request.lengthBytes).toBe(row * blocks);
     expect(found.plannedFrom).toMatch(/vLLM 0\.33's rules for DeepseekV4ForCausalLM/);
@@ -130,7 +153,9 @@ describe("models by their published shapes", () => {
     expect([found.prefill.blockSize, found.decode.blockSize]).toEqual([2096, 4176]);
     expect(found.groups).toEqual(["mamba", "mamba", "mamba", "mamba", "full"]);
     expect(found.request.lengthBytes).toBe(2048 * 6 * 2 * 128 * 2 + state);
-    expect(found.assumed).toContain("--block-size 2096,4176: the fewest tokens whose page holds a state");
+    expect(found.assumed).toContain(
+      "--block-size 2096,4176: the fewest tokens whose page holds a state",
+    );
     const half = await planned(...flags, "--ssm-dtype", "bfloat16");
     expect(half.request.lengthBytes).toBe(
       2048 * 6 * 2 * 128 * 2 * 2 + (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 2) * 23,
@@ -139,7 +164,12 @@ describe("models by their published shapes", () => {
 
   test("vllm#54387: the report names the layout of states that vLLM's connector asks for", async () => {
     const { stdout } = await captured(
-      ...["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tokens", "16"],
+      "--config",
+      model("nemotron-3-nano-30b"),
+      "--tp",
+      "4",
+      "--tokens",
+      "16",
     );
     expect(stdout).toContain("VLLM_SSM_CONV_STATE_LAYOUT=DS");
   });
@@ -166,7 +196,9 @@ describe("models by their published shapes", () => {
     const found = await planned(...flags, "--block-size", "64", "--tokens", "16");
     expect(found.prefill.blockSize).toBe(1088);
     expect(found.assumed.join()).toMatch(/--block-size 1088,1088 instead of 64,64: vLLM raises it/);
-    expect((await planned(...flags, "--block-size", "4096", "--tokens", "16")).prefill.blockSize).toBe(4096);
+    expect(
+      (await planned(...flags, "--block-size", "4096", "--tokens", "16")).prefill.blockSize,
+    ).toBe(4096);
   });
 
   test("Gemma 4 31B: groups of windows and full layers share ten regions, in blocks of 16 and 32 tokens", async () => {
@@ -184,7 +216,9 @@ describe("models by their published shapes", () => {
     const plans = await captured("--config", model("gemma-4-31b"), "--tp", "2", "--plans");
     const [first = ""] = plans.stdout.split("\n");
     expect(
-      JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens),
+      JSON.parse(first).groupPlans.map(
+        (group: { localBlockTokens: number }) => group.localBlockTokens,
+      ),
     ).toEqual(GEMMA_4_BLOCKS);
   });
 
@@ -192,14 +226,31 @@ describe("models by their published shapes", () => {
     const found = await planned("--config", model("llama-3.1-70b"), "--tp", "1");
     expect(found.assumed).toContain("--block-size 16");
     expect(found.assumed).toContain("head_dim is missing: hidden_size / num_attention_heads");
-    const said = await planned("--config", model("llama-3.1-70b"), "--tp", "1", "--block-size", "16");
+    const said = await planned(
+      "--config",
+      model("llama-3.1-70b"),
+      "--tp",
+      "1",
+      "--block-size",
+      "16",
+    );
     expect(said.assumed).not.toContain("--block-size 16");
   });
 });
 
 test("takes the model shape from flags without a config", async () => {
   const flags = ["--layers", "2", "--kv-heads", "4", "--head-size", "8", "--kv-cache-dtype", "fp8"];
-  const found = await planned(...flags, "--tp", "2", "--tp", "1", "--tokens", "100", "--block-size", "16,32");
+  const found = await planned(
+    ...flags,
+    "--tp",
+    "2",
+    "--tp",
+    "1",
+    "--tokens",
+    "100",
+    "--block-size",
+    "16,32",
+  );
   expect(found.request.lengthBytes).toBe(112 * 2 * 2 * 8 * 4);
   expect(found.form).toBe("permute");
   expect(found.ranks[0]).toMatchObject({ permutedBlocks: 4, zeroedBlocks: 1 });
@@ -241,20 +292,39 @@ test("vllm#55434: the report counts the descriptors that a rank posts, what they
 test("vllm#55434: a pair that a file describes, whose layouts cut each block by token, has fewer with heads outermost", async () => {
   const file = join(folder, "posting.json");
   const engine = (tpSize: number) => ({
-    ...{ tpSize, kernelBlockSize: 16, attentionBackend: "FLASH_ATTN", layout: "LBNHC" },
+    tpSize,
+    kernelBlockSize: 16,
+    attentionBackend: "FLASH_ATTN",
+    layout: "LBNHC",
     regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: 4096 / tpSize }],
   });
   writeFileSync(
     file,
     JSON.stringify({
-      ...{ version: 1, title: "pair", numKvHeads: 4, groups: ["full"] },
-      ...{ prefill: engine(2), decode: engine(1) },
+      version: 1,
+      title: "pair",
+      numKvHeads: 4,
+      groups: ["full"],
+      prefill: engine(2),
+      decode: engine(1),
     }),
   );
-  const { posting } = await planned("--file", file, "--tokens", "64", "--permute", "--form", "direct");
+  const { posting } = await planned(
+    "--file",
+    file,
+    "--tokens",
+    "64",
+    "--permute",
+    "--form",
+    "direct",
+  );
   // Four blocks of 16 tokens, each token from two ranks.
   expect(posting).toMatchObject({ descriptors: 128, merged: 128 });
-  expect(posting.fewer[0]).toEqual({ change: "layout LBHNC on both sides", descriptors: 8, merged: 8 });
+  expect(posting.fewer[0]).toEqual({
+    change: "layout LBHNC on both sides",
+    descriptors: 8,
+    merged: 8,
+  });
 });
 
 test("descriptors of partial blocks are not merged", async () => {
@@ -298,7 +368,16 @@ test("reports how many notifications each prefill rank waits for, and from which
 
 describe("a pair that is refused", () => {
   test("reports the reason and working changes, and exits with 2", async () => {
-    const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "LHBNC"];
+    const args = [
+      "--config",
+      model("llama-3.1-70b"),
+      "--tp",
+      "8",
+      "--tp",
+      "4",
+      "--layout",
+      "LHBNC",
+    ];
     const { code, stdout } = await captured(...args);
     expect(code).toBe(EXIT_CODES.failed);
     expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
@@ -318,9 +397,14 @@ describe("a pair that is refused", () => {
     const base = ["--layers", "2", "--kv-heads", "6", "--head-size", "8"];
     const found = await report(...base, "--tp", "4", "--tp", "6");
     if (found.outcome !== "refused") return expect.fail("it was planned");
-    const tp = found.wouldWork.flatMap((change) => /^decode with TP (\d+)$/.exec(change)?.[1] ?? []);
-    for (const size of tp) expect((await report(...base, "--tp", "4", "--tp", size)).outcome).toBe("planned");
-    const sizes = found.wouldWork.flatMap((change) => /^prefill with TP (\d+)$/.exec(change)?.[1] ?? []);
+    const tp = found.wouldWork.flatMap(
+      (change) => /^decode with TP (\d+)$/.exec(change)?.[1] ?? [],
+    );
+    for (const size of tp)
+      expect((await report(...base, "--tp", "4", "--tp", size)).outcome).toBe("planned");
+    const sizes = found.wouldWork.flatMap(
+      (change) => /^prefill with TP (\d+)$/.exec(change)?.[1] ?? [],
+    );
     expect(sizes).toContain("6");
     for (const size of sizes)
       expect((await report(...base, "--tp", size, "--tp", "6")).outcome).toBe("planned");
@@ -367,7 +451,16 @@ describe("a pair that is refused", () => {
 
   test("field.md C9: heads that a TP size does not divide are the reason, on either side", async () => {
     for (const tp of ["6,2", "2,6"]) {
-      const found = await report("--layers", "2", "--kv-heads", "8", "--head-size", "64", "--tp", tp);
+      const found = await report(
+        "--layers",
+        "2",
+        "--kv-heads",
+        "8",
+        "--head-size",
+        "64",
+        "--tp",
+        tp,
+      );
       if (found.outcome !== "refused") return expect.fail("it was planned");
       expect(found.reason).toMatch(/8 KV heads cannot be split over TP size 6/);
       expect(found.wouldWork).toContain(tp === "6,2" ? "prefill with TP 2" : "decode with TP 2");
@@ -398,7 +491,9 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     expect(found.reason).toMatch(
       /split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
     );
-    expect(found.wouldWork).toEqual(expect.arrayContaining(["decode with TP 4", "prefill with TP 8"]));
+    expect(found.wouldWork).toEqual(
+      expect.arrayContaining(["decode with TP 4", "prefill with TP 8"]),
+    );
     const equal = await planned(...llama, "nvfp4", "--tp", "8");
     // Half a byte of data and a sixteenth of scales for each element.
     expect(equal.request.lengthBytes).toBe(2048 * 80 * 8 * 2 * (64 + 8));
@@ -407,18 +502,27 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
 
   test("types with a scale in each cell are split, and count its bytes", async () => {
     const cells = async (type: string) =>
-      (await planned(...llama, type, "--tp", "4", "--tp", "8")).request.lengthBytes / (2048 * 80 * 8 * 2);
+      (await planned(...llama, type, "--tp", "4", "--tp", "8")).request.lengthBytes /
+      (2048 * 80 * 8 * 2);
     expect(await cells("fp8_per_token_head")).toBe(128 + 4);
     expect(await cells("int4_per_token_head")).toBe(64 + 4);
     const other = await captured(...llama, "nvfp2", "--tp", "8");
     expect(other.stderr).toMatch(/dtype "nvfp2" is none of .*nvfp4/);
-    expect((await captured(...llama, "constructor")).stderr).toMatch(/dtype "constructor" is none of/);
+    expect((await captured(...llama, "constructor")).stderr).toMatch(
+      /dtype "constructor" is none of/,
+    );
   });
 
   test("an indexer's keys and packed latents are not cut by token", async () => {
     const sizes = ["--tp", "8", "--block-size", "64,128", "--kernel-block-size", "64,128"];
     for (const type of ["auto", "fp8"]) {
-      const found = await report("--config", model("deepseek-v3.2"), ...sizes, "--kv-cache-dtype", type);
+      const found = await report(
+        "--config",
+        model("deepseek-v3.2"),
+        ...sizes,
+        "--kv-cache-dtype",
+        type,
+      );
       expect(found).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
       expect(found).toHaveProperty(
         "reason",
@@ -429,7 +533,9 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
 
   test("a file may name the type, and the cells of regions that are padded", async () => {
     const engine = (tpSize: number, cellBytes: number) => ({
-      ...{ tpSize, kernelBlockSize: 16, attentionBackend: "FLASH_ATTN" },
+      tpSize,
+      kernelBlockSize: 16,
+      attentionBackend: "FLASH_ATTN",
       regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: 9216 / tpSize, cellBytes }],
     });
     const pair = (cacheDtype: string, cellBytes: number) => {
@@ -446,7 +552,10 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
       "reason",
       expect.stringMatching(/9216 bytes is not|4608 bytes is not/),
     );
-    expect(await pair("nvfp4", 144)).toHaveProperty("reason", expect.stringMatching(/cache dtype "nvfp4"/));
+    expect(await pair("nvfp4", 144)).toHaveProperty(
+      "reason",
+      expect.stringMatching(/cache dtype "nvfp4"/),
+    );
   });
 });
 
@@ -487,7 +596,14 @@ describe("a file", () => {
           convBytes: 160 / tpSize,
           recurrentBytes: 2048 / tpSize,
         },
-        regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 4) / tpSize, groupId: -1 }],
+        regions: [
+          {
+            name: "layer.0",
+            numBlocks: 500,
+            blockLengthBytes: (16 * 64 * 4) / tpSize,
+            groupId: -1,
+          },
+        ],
       });
     const sides = { prefill: hybrid(2), decode: hybrid(1) };
     const file = fileOf("hybrid.json", { ...pair, groups: ["mamba", "full"], ...sides });
@@ -501,7 +617,12 @@ describe("a file", () => {
     const eight = (tpSize: number) =>
       engine(tpSize, {
         regions: [
-          { name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 8) / tpSize, numKvHeads: 8 },
+          {
+            name: "layer.0",
+            numBlocks: 500,
+            blockLengthBytes: (16 * 64 * 8) / tpSize,
+            numKvHeads: 8,
+          },
         ],
       });
     const found = await planned(
@@ -516,7 +637,11 @@ describe("a file", () => {
     ["another version", { ...pair, version: 2 }, /version/],
     ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
     ["an unknown cache kind", { ...pair, groups: ["new"] }, /groups\.0/],
-    ["more ranks than any engine has", { ...pair, prefill: engine(2, { ppSize: 513 }) }, /1026 ranks/],
+    [
+      "more ranks than any engine has",
+      { ...pair, prefill: engine(2, { ppSize: 513 }) },
+      /1026 ranks/,
+    ],
     ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
     [
       "a fractional length",
@@ -538,7 +663,11 @@ test.each<[string, string[], RegExp]>([
     ["--config", model("qwen3-0.6b"), "--layout", "constructor"],
     /must be HND, NHD or one of/,
   ],
-  ["two inputs", ["--config", model("qwen3-0.6b"), "--layers", "3"], /--config and --layers are given/],
+  [
+    "two inputs",
+    ["--config", model("qwen3-0.6b"), "--layers", "3"],
+    /--config and --layers are given/,
+  ],
   [
     "a flag that has no effect",
     ["--file", "x.json", "--block-size", "16"],
@@ -606,7 +735,11 @@ test.each([
   ["--pool", "full"],
   ["--nonsense"],
 ])("the command line refuses %j by itself", async (...args) => {
-  const { code, stderr } = await captured("--config", model("qwen3-0.6b"), ...(args.flat() as string[]));
+  const { code, stderr } = await captured(
+    "--config",
+    model("qwen3-0.6b"),
+    ...(args.flat() as string[]),
+  );
   expect(code).toBe(EXIT_CODES.couldNotRun);
   expect(stderr).toMatch(/^kv-plan: .+ \[KV_CONFIG_INVALID\]$/m);
 });
@@ -650,13 +783,16 @@ describe("forms", () => {
   ])("the kvbench matrix of %s at TP %s is what kvbench's loader takes", async (name, tp) => {
     const pair = ["--config", model(name), "--tp", tp, "--tokens", "64"];
     const { stdout } = await captured(...pair, "--kvbench");
-    // load_matrix splits each line at white space, takes a number of bytes from each part, and wants lines of one length.
+    // load_matrix splits each line at white space, takes a number of bytes from each part, and
+    // wants lines of one length.
     const rows = stdout
       .trimEnd()
       .split("\n")
       .map((line) => line.split(" "));
     const [prefill = 0, decode = 0] = tp.split(",").map(Number);
-    expect(rows.map(({ length }) => length)).toEqual(Array(prefill + decode).fill(prefill + decode));
+    expect(rows.map(({ length }) => length)).toEqual(
+      Array(prefill + decode).fill(prefill + decode),
+    );
     expect(rows.flat().filter((cell) => !/^\d+$/.test(cell))).toEqual([]);
     const bytes = rows.map((row) => row.map(Number));
     const report = JSON.parse((await captured(...pair, "--json")).stdout) as {
@@ -673,7 +809,12 @@ describe("forms", () => {
 
   test("SVG says how many ranks it does not draw", async () => {
     const { stdout } = await captured(
-      ...["--layers", "2", "--kv-heads", "8", "--head-size", "64"],
+      "--layers",
+      "2",
+      "--kv-heads",
+      "8",
+      "--head-size",
+      "64",
       "--tp",
       "128,1",
       "--tokens",

@@ -126,7 +126,9 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
     await open("plan.html", renderHtml(report, script));
     await page.click('button[data-decode-rank="0"]');
     await page.click(`button[data-block="${last?.block}"]`);
-    expect((await texts("#block p")).join(" ")).toContain(`zeroes it from its token ${last?.zeroFrom} on`);
+    expect((await texts("#block p")).join(" ")).toContain(
+      `zeroes it from its token ${last?.zeroFrom} on`,
+    );
   });
 
   test("a prefill rank shows its readers and the notifications that it waits for", async () => {
@@ -135,12 +137,25 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
     expect((await texts("#detail p")).join(" ")).toMatch(/Awaits 1 notifications, from D1\./);
     expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual(["D1"]);
     expect(
-      await page.$eval('button[data-prefill-rank="3"]', (button) => button.getAttribute("aria-pressed")),
+      await page.$eval('button[data-prefill-rank="3"]', (button) =>
+        button.getAttribute("aria-pressed"),
+      ),
     ).toBe("true");
   });
 
   test("pipeline stages: shows rank names, and the caches and a block of each stage", async () => {
-    const staged = await reportOf("--config", model, "--tp", "2", "--tp", "1", "--pp", "2", "--tokens", "32");
+    const staged = await reportOf(
+      "--config",
+      model,
+      "--tp",
+      "2",
+      "--tp",
+      "1",
+      "--pp",
+      "2",
+      "--tokens",
+      "32",
+    );
     await open("stages.html", renderHtml(staged, script));
     await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
     expect((await texts("#detail h2")).join()).toBe("Prefill rank 0 of stage 1");
@@ -153,7 +168,10 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
       "pp1tp1",
     ]);
     await page.click('button[data-stage="1"]');
-    expect(await texts("#pieces tr:not(:first-child) td:nth-child(2)")).toEqual(["pp1tp0", "pp1tp1"]);
+    expect(await texts("#pieces tr:not(:first-child) td:nth-child(2)")).toEqual([
+      "pp1tp0",
+      "pp1tp1",
+    ]);
   });
 
   test("escapes names from a peer", async () => {
@@ -164,9 +182,20 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("shows a page for a refusal", async () => {
-    const refused = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--layout", "LHBNC");
+    const refused = await reportOf(
+      "--config",
+      model,
+      "--tp",
+      "8",
+      "--tp",
+      "4",
+      "--layout",
+      "LHBNC",
+    );
     await open("refused.html", renderHtml(refused, script));
-    expect(await page.$eval("#text", (element) => element.textContent)).toContain("decode with TP 8");
+    expect(await page.$eval("#text", (element) => element.textContent)).toContain(
+      "decode with TP 8",
+    );
   });
 
   test("makes no network request and logs no error", () => {

@@ -12,14 +12,26 @@ const program = new Command("kv-neuron")
 
 program
   .command("doctor")
-  .description("diagnose a Neuron instance: devices, driver, runtime, EFA; exit code 1 when a check fails")
+  .description(
+    "diagnose a Neuron instance: devices, driver, runtime, EFA; exit code 1 when a check fails",
+  )
   .option("--json", "print a JSON report")
   .option("--no-init", "do not initialise the runtime")
   .option("--timeout <ms>", "limit for one step of a probe", count)
-  .action(async ({ json, init, timeout }: { json?: true; init: boolean; timeout?: number | undefined }) => {
-    const report = await doctor({ tryRuntime: init, timeoutMs: timeout });
-    printDoctorReport(report, { json, text: doctorText });
-  });
+  .action(
+    async ({
+      json,
+      init,
+      timeout,
+    }: {
+      json?: true;
+      init: boolean;
+      timeout?: number | undefined;
+    }) => {
+      const report = await doctor({ tryRuntime: init, timeoutMs: timeout });
+      printDoctorReport(report, { json, text: doctorText });
+    },
+  );
 
 // `complete <shell>` prints the completion of a shell.
 tab(program);

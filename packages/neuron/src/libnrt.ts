@@ -30,7 +30,10 @@ export interface DescribedLibrary {
 
 /** A tensor in device memory. */
 export interface NrtTensor {
-  /** Copies between `buffer` and runs `[offsetBytes, lengthBytes]` of the tensor, on libuv's thread pool. */
+  /**
+   * Copies between `buffer` and runs `[offsetBytes, lengthBytes]` of the tensor, on libuv's thread
+   * pool.
+   */
   copy(write: boolean, runs: Float64Array, buffer: ArrayBuffer): Promise<ArrayBuffer | undefined>;
   close(): void;
 }
@@ -42,17 +45,24 @@ export function loadNrtAddon(): NrtAddon {
   try {
     return createRequire(import.meta.url)(path) as NrtAddon;
   } catch (cause) {
-    throw new KvError("KV_ADDON_NOT_FOUND", `the addon of @kv/neuron does not load on ${platform}: ${path}`, {
-      hint: "Linux on x64 or arm64 with glibc 2.28 or newer only; in the repository: node native/build.mjs",
-      cause,
-    });
+    throw new KvError(
+      "KV_ADDON_NOT_FOUND",
+      `the addon of @kv/neuron does not load on ${platform}: ${path}`,
+      {
+        hint: "Linux on x64 or arm64 with glibc 2.28 or newer only; in the repository: node native/build.mjs",
+        cause,
+      },
+    );
   }
 }
 
 /** Path of the Neuron runtime in AWS's packages. The loader does not search it by itself. */
 const AWS_PATH = "/opt/aws/neuron/lib/libnrt.so.1";
 
-/** Returns the paths or names to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set, else the usual places. */
+/**
+ * Returns the paths or names to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set,
+ * else the usual places.
+ */
 export function nrtLibraryPaths(
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): readonly string[] {
@@ -61,8 +71,9 @@ export function nrtLibraryPaths(
 }
 
 /**
- * Calls `attempt` with each path until one has a library, and returns its result. Errors: those of `attempt` for a library that exists but does not
- * work; `KV_STAGING_FAILED` with every path that was tried.
+ * Calls `attempt` with each path until one has a library, and returns its result. Errors: those of
+ * `attempt` for a library that exists but does not work; `KV_STAGING_FAILED` with every path that
+ * was tried.
  */
 export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: string) => T): T {
   const tried: string[] = [];
@@ -75,13 +86,18 @@ export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: stri
       return attempt(path);
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
-      // The loader reports a missing library in these words; any other error concerns a library that exists.
+      // The loader reports a missing library in these words; any other error concerns a library
+      // that exists.
       if (!message.startsWith(`${path}: cannot open shared object file`)) throw error;
       tried.push(message);
     }
   }
-  throw new KvError("KV_STAGING_FAILED", `the Neuron runtime is not found; tried ${tried.join("; ")}`, {
-    hint: "install aws-neuronx-runtime-lib, or set KV_NRT_LIBRARY to the path of libnrt.so.1",
-    details: { tried },
-  });
+  throw new KvError(
+    "KV_STAGING_FAILED",
+    `the Neuron runtime is not found; tried ${tried.join("; ")}`,
+    {
+      hint: "install aws-neuronx-runtime-lib, or set KV_NRT_LIBRARY to the path of libnrt.so.1",
+      details: { tried },
+    },
+  );
 }

@@ -26,11 +26,12 @@ test.each(["trn2", "trn2.48xlarge", "trn2u.48xlarge", "trn3"])(
   "%s warns, and names the direct registration of device memory",
   (family) => {
     const platform = neuronPlatform({ family });
-    expect(platform.check({ prefixCaching: true, maxNumSeqs: 8 }).map(({ setting }) => setting)).toEqual([
-      "prefixCaching",
-      "maxNumSeqs",
+    expect(
+      platform.check({ prefixCaching: true, maxNumSeqs: 8 }).map(({ setting }) => setting),
+    ).toEqual(["prefixCaching", "maxNumSeqs"]);
+    expect(platform.capabilities.directRegistration?.map(({ backend }) => backend)).toEqual([
+      "LIBFABRIC",
     ]);
-    expect(platform.capabilities.directRegistration?.map(({ backend }) => backend)).toEqual(["LIBFABRIC"]);
   },
 );
 
@@ -38,15 +39,20 @@ test("inf2 has no EFA, so its device memory is not registered", () => {
   expect(neuronPlatform({ family: "inf2.xlarge" }).capabilities.directRegistration).toEqual([]);
 });
 
-test.each(["", "p5.48xlarge", "trn", "trn1 ", "trn1.", "TRN1"])("the family %j is refused", (family) => {
-  expect(codeOf(() => neuronPlatform({ family }))).toBe("KV_CONFIG_INVALID");
-});
+test.each(["", "p5.48xlarge", "trn", "trn1 ", "trn1.", "TRN1"])(
+  "the family %j is refused",
+  (family) => {
+    expect(codeOf(() => neuronPlatform({ family }))).toBe("KV_CONFIG_INVALID");
+  },
+);
 
 test("vLLM's option names are read", () => {
   const { check } = neuronPlatform();
   expect(codeOf(() => check({ enable_prefix_caching: true }))).toBe("KV_PLATFORM_UNSUPPORTED");
   expect(codeOf(() => check({ max_num_seqs: 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
-  expect(check({ enable_prefix_caching: false, prefixCaching: false, max_num_seqs: 1 })).toEqual([]);
+  expect(check({ enable_prefix_caching: false, prefixCaching: false, max_num_seqs: 1 })).toEqual(
+    [],
+  );
 });
 
 test("S1.8: a setting that is missing is vLLM's default, which trn1 cannot handle", () => {
@@ -59,7 +65,9 @@ test("S1.8: a setting that is missing is vLLM's default, which trn1 cannot handl
 
 test("S1.8: the spelling of vLLM's command line is read", () => {
   const { check } = neuronPlatform();
-  expect(codeOf(() => check({ prefixCaching: false, "max-num-seqs": 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
+  expect(codeOf(() => check({ prefixCaching: false, "max-num-seqs": 2 }))).toBe(
+    "KV_PLATFORM_UNSUPPORTED",
+  );
   expect(check({ "enable-prefix-caching": false, "max-num-seqs": 1 })).toEqual([]);
   expect(() => check({ prefixCaching: false, maxNumSeqs: 1, "max-num-seqs": 2 })).toThrow(
     "maxNumSeqs is 1 and max-num-seqs is 2",

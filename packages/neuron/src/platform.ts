@@ -13,13 +13,16 @@ import { createNeuronStaging } from "./staging/staging.js";
 /** Options of `neuronPlatform`. */
 export interface NeuronPlatformOptions {
   /**
-   * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". On trn1 and trn1n settings beyond their limits throw; on others they
-   * warn. @default "trn1"
+   * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". On trn1 and trn1n
+   * settings beyond their limits throw; on others they warn. @default "trn1"
    */
   readonly family?: string | undefined;
 }
 
-/** NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own network device: on trn2 and later. */
+/**
+ * NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own
+ * network device: on trn2 and later.
+ */
 const DIRECT: readonly DirectRegistration[] = [
   {
     backend: "LIBFABRIC",
@@ -54,10 +57,12 @@ const LIMITS: readonly {
 ];
 
 /**
- * Creates the platform of AWS Neuron. It always stages through host memory. K and V of a layer are separate on the device
- * (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron since its patch 20). Batches execute one after another. `check` throws
- * `KV_PLATFORM_UNSUPPORTED` for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory directly,
- * `capabilities.directRegistration` says so. Errors: `KV_CONFIG_INVALID` for a family that is none of Neuron's.
+ * Creates the platform of AWS Neuron. It always stages through host memory. K and V of a layer are
+ * separate on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron
+ * since its patch 20). Batches execute one after another. `check` throws `KV_PLATFORM_UNSUPPORTED`
+ * for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory
+ * directly, `capabilities.directRegistration` says so. Errors: `KV_CONFIG_INVALID` for a family
+ * that is none of Neuron's.
  */
 export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions = {}): Platform {
   const family = familyOf(given);
@@ -78,7 +83,8 @@ export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions
       for (const { setting, exceeds, hint, vllmDefault } of LIMITS) {
         if (!exceeds(settings)) continue;
         const value = settings[setting];
-        const said = value === undefined ? `not set, and vLLM's default is ${vllmDefault}` : String(value);
+        const said =
+          value === undefined ? `not set, and vLLM's default is ${vllmDefault}` : String(value);
         const message = `${setting} is ${said}: on ${family} ${REASON}`;
         if (isFirstTrainium) {
           throw new KvError("KV_PLATFORM_UNSUPPORTED", message, { hint, details: { family } });

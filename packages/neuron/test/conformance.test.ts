@@ -17,7 +17,12 @@ for (const device of [simulatedDevice, cpuDevice]) {
       const made = device();
       return {
         transport,
-        caches: neuronCaches({ device: made, config: CONFIG, numBlocks: 8, numHeads: CONFIG.numKvHeads }),
+        caches: neuronCaches({
+          device: made,
+          config: CONFIG,
+          numBlocks: 8,
+          numHeads: CONFIG.numKvHeads,
+        }),
         wireNames: ["layers.0", "layers.1"],
         async close() {
           await transport.close();

@@ -9,7 +9,8 @@ import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
 
-const native = (name: string) => fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
+const native = (name: string) =>
+  fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
 const libraryPath = native("libfake_nrt.so");
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
 let root: string;
@@ -53,9 +54,13 @@ describe.skipIf(absent)(
           "sys/module/efa/version": "2.17.2g\n",
           "sys/class/infiniband/rdmap16s27": "",
           "opt/amazon/efa/lib64/libfabric.so.1": "",
-          "proc/self/limits": "Max locked memory         unlimited            unlimited            bytes\n",
+          "proc/self/limits":
+            "Max locked memory         unlimited            unlimited            bytes\n",
         });
-        const report = await doctor({ root: whole, env: surroundings({ NEURON_RT_VISIBLE_CORES: "0-3" }) });
+        const report = await doctor({
+          root: whole,
+          env: surroundings({ NEURON_RT_VISIBLE_CORES: "0-3" }),
+        });
         const checks = byId(report);
         expect(report.counts.fail).toBe(0);
         expect(checks["machine.devices"]).toMatchObject({
@@ -64,8 +69,14 @@ describe.skipIf(absent)(
         });
         expect(checks["machine.driver"]?.found).toContain("2.24.7.0");
         expect(checks["machine.cores"]?.found).toBe("NEURON_RT_VISIBLE_CORES=0-3");
-        expect(checks["library.path"]).toMatchObject({ status: "ok", details: { path: libraryPath } });
-        expect(checks["library.symbols"]).toMatchObject({ status: "ok", found: "8 of 8 required functions" });
+        expect(checks["library.path"]).toMatchObject({
+          status: "ok",
+          details: { path: libraryPath },
+        });
+        expect(checks["library.symbols"]).toMatchObject({
+          status: "ok",
+          found: "8 of 8 required functions",
+        });
         expect(checks["library.batch"]?.status).toBe("ok");
         expect(checks["runtime.init"]).toMatchObject({
           status: "ok",
@@ -101,7 +112,10 @@ describe.skipIf(absent)(
           status: "note",
           found: expect.stringMatching(/^not tried/),
         });
-        expect(checks["network.efa"]).toMatchObject({ status: "warn", fix: expect.stringContaining("UCX") });
+        expect(checks["network.efa"]).toMatchObject({
+          status: "warn",
+          fix: expect.stringContaining("UCX"),
+        });
       },
       SLOW_MACHINE_MS,
     );
@@ -156,7 +170,9 @@ describe.skipIf(absent)(
         // A runtime that hangs is killed. A busy machine needs seconds to come to it.
         const hung = await run(["--json", "--timeout", `${HUNG_MS}`], "nrt_init hangs");
         const report = JSON.parse(hung.stdout) as DoctorReport;
-        expect(byId(report)["runtime.init"]?.found).toBe(`no answer within ${HUNG_MS / 1000} s, in nrt_init`);
+        expect(byId(report)["runtime.init"]?.found).toBe(
+          `no answer within ${HUNG_MS / 1000} s, in nrt_init`,
+        );
         expect(hung.code).toBe(1);
         const { stdout } = await run(["--no-init"], "");
         expect(stdout).toMatch(/^ok +libnrt\.so +\S*libfake_nrt\.so$/m);

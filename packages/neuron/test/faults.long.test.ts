@@ -16,7 +16,10 @@ const seed = process.env.KV_SEED ?? "neuron";
 /** Smaller than the blocks of all concurrent requests, so that requests wait for the pool. */
 const POOL_BLOCKS = 25;
 
-/** On each side one engine stages and the other registers its memory directly, so that all four pairs occur. */
+/**
+ * On each side one engine stages and the other registers its memory directly, so that all four
+ * pairs occur.
+ */
 function halfNeuron(around: SimDeviceAround, random: SeededRandom): SimDevice | undefined {
   if (around.hostName === "p0" || around.hostName === "d0") return undefined;
   return simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, failures: 0.002 });
@@ -57,7 +60,9 @@ describe("the fault run detects", () => {
     async (name) => {
       const wrapStaging = SABOTAGE[name] ?? ((staging: Staging) => staging);
       const report = await faultRun({
-        ...{ seed: "bite", requests: 60, ...PULL },
+        seed: "bite",
+        requests: 60,
+        ...PULL,
         device: (around, random) =>
           simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, wrapStaging }),
       });

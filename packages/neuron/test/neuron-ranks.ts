@@ -1,11 +1,19 @@
 import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
-import { blockBytes, firstWrongToken, rankShare, writeTokens } from "@kv/testing/simulator/kv-pattern";
+import {
+  blockBytes,
+  firstWrongToken,
+  rankShare,
+  writeTokens,
+} from "@kv/testing/simulator/kv-pattern";
 import type { SimRanks } from "@kv/testing/simulator/sim-ranks";
 import { type NeuronDevice, neuronCaches } from "../src/index.js";
 
 const POISON = 0xdb;
 
-/** Memory of a simulated engine's ranks on a Neuron device, with K and V of a layer in separate planes. */
+/**
+ * Memory of a simulated engine's ranks on a Neuron device, with K and V of a layer in separate
+ * planes.
+ */
 export function neuronRanks(options: {
   readonly device: NeuronDevice;
   readonly config: KvCacheConfig;
@@ -60,7 +68,13 @@ export function neuronRanks(options: {
       for (const rank of ranks) {
         for (const layer of layers) {
           const packed = new Uint8Array(blockIds.length * blockBytes(rank.share));
-          writeTokens(packed, rank.share, { layer, prompt, blockIds: inOrder(blockIds), from, until });
+          writeTokens(packed, rank.share, {
+            layer,
+            prompt,
+            blockIds: inOrder(blockIds),
+            from,
+            until,
+          });
           exchange(rank, layer, packed, { blockIds, from, until, toDevice: true });
         }
       }
@@ -73,7 +87,8 @@ export function neuronRanks(options: {
           exchange(rank, layer, packed, { blockIds, from: 0, until, toDevice: false });
           const at = { layer, prompt, blockIds: inOrder(blockIds), from: 0, until: numTokens };
           const token = firstWrongToken(packed, rank.share, at, received);
-          if (token !== undefined) return `rank ${tpRank}, layer ${layer}, token ${token} of ${numTokens}`;
+          if (token !== undefined)
+            return `rank ${tpRank}, layer ${layer}, token ${token} of ${numTokens}`;
         }
       }
       return undefined;

@@ -6,7 +6,10 @@ import { describe, expect, test } from "vitest";
 import { neuronCaches, neuronPlatform, nrtDevice } from "../src/index.js";
 import { CONFIG } from "./config.js";
 
-/** A stand-in for libnrt. It implements the documented calls and ends the process when they come in a wrong order. */
+/**
+ * A stand-in for libnrt. It implements the documented calls and ends the process when they come in
+ * a wrong order.
+ */
 const libraryPath = fileURLToPath(new URL("../../../native/build/libfake_nrt.so", import.meta.url));
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
 
@@ -23,7 +26,12 @@ describe.skipIf(absent)(
         const device = nrtDevice({ libraryPath });
         return {
           transport,
-          caches: neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: CONFIG.numKvHeads }),
+          caches: neuronCaches({
+            device,
+            config: CONFIG,
+            numBlocks: 8,
+            numHeads: CONFIG.numKvHeads,
+          }),
           wireNames: ["layers.0", "layers.1"],
           async close() {
             await transport.close();
@@ -35,7 +43,9 @@ describe.skipIf(absent)(
 
     test("a missing library, and another library, are errors with the reason", () => {
       expect(() => nrtDevice({ libraryPath: "/nowhere/libnrt.so.1" })).toThrowError(/nowhere/);
-      const other = fileURLToPath(new URL("../../../native/build/libfake_nixl_capi.so", import.meta.url));
+      const other = fileURLToPath(
+        new URL("../../../native/build/libfake_nixl_capi.so", import.meta.url),
+      );
       expect(() => nrtDevice({ libraryPath: other })).toThrowError(/has no nrt_init/);
     });
 
@@ -47,7 +57,10 @@ describe.skipIf(absent)(
       await expect(memory.gather(Float64Array.of(60, 8))).rejects.toMatchObject({
         code: "KV_MEMORY_INVALID",
       });
-      await memory.scatter(Float64Array.of(0, 4, 8, 4), new Uint8Array([1, 2, 3, 4, 5, 6, 7, 8]).buffer);
+      await memory.scatter(
+        Float64Array.of(0, 4, 8, 4),
+        new Uint8Array([1, 2, 3, 4, 5, 6, 7, 8]).buffer,
+      );
       expect([...new Uint8Array(await memory.gather(Float64Array.of(2, 8)))]).toEqual([
         3, 4, 0, 0, 0, 0, 5, 6,
       ]);

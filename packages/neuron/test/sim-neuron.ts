@@ -14,7 +14,10 @@ export interface SimNeuronOptions {
   readonly wrapStaging?: (staging: Staging) => Staging;
 }
 
-/** Adds a Neuron device to a simulated engine: staging around its connector, and memory that only copies reach. */
+/**
+ * Adds a Neuron device to a simulated engine: staging around its connector, and memory that only
+ * copies reach.
+ */
 export function simNeuron(around: SimDeviceAround, options: SimNeuronOptions): SimDevice {
   const { poolBlocks, next = () => 1, failures = 0, wrapStaging = (staging) => staging } = options;
   const { connector, transport, clock, config, tpSize, numBlocks } = around;
@@ -23,7 +26,8 @@ export function simNeuron(around: SimDeviceAround, options: SimNeuronOptions): S
     clock,
     copyMs: () => next() * 2,
     beforeCopy: (direction) => {
-      if (next() < failures) throw new KvError("KV_STAGING_FAILED", `a ${direction} was made to fail`);
+      if (next() < failures)
+        throw new KvError("KV_STAGING_FAILED", `a ${direction} was made to fail`);
     },
   });
   const platform = neuronPlatform();

@@ -47,7 +47,9 @@ it("ranks of a staged cache do not share a sequence: refused with the reason", a
   const module = staged(pullConnector, { platform: neuronPlatform(), poolBlocks: 4 });
   const config = readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_producer" });
   const engine = engineIdentity("e", { tpSize: 2, dcpSize: 2 });
-  await expect(module.createScheduler({ config, engine } as SchedulerOptions)).rejects.toMatchObject({
+  await expect(
+    module.createScheduler({ config, engine } as SchedulerOptions),
+  ).rejects.toMatchObject({
     code: "KV_PLATFORM_UNSUPPORTED",
     message: expect.stringContaining("holds whole sequences") as string,
   });

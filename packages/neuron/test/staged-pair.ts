@@ -1,6 +1,12 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig, type StagingCopied, staged } from "@kv/connector";
-import { type ConnectorModule, type KvCacheConfig, type Log, silentLog, type Transport } from "@kv/interface";
+import {
+  type ConnectorModule,
+  type KvCacheConfig,
+  type Log,
+  silentLog,
+  type Transport,
+} from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import {
   type FaultRule,
@@ -30,7 +36,10 @@ export interface StagedPairOptions {
   readonly wrapTransport?: (transport: Transport) => Transport;
 }
 
-/** Creates two Neuron engines on the memory transport in virtual time, with device memory that the test can read. */
+/**
+ * Creates two Neuron engines on the memory transport in virtual time, with device memory that the
+ * test can read.
+ */
 export async function stagedPair(options: StagedPairOptions): Promise<ConnectorPair> {
   const { connector, tpSize = 1, poolBlocks = 41, groups = CONFIG.groups } = options;
   const clock = virtualClock();

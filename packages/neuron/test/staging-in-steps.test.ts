@@ -1,5 +1,11 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
-import type { BlockIds, ConnectorRequest, KvTransferParams, StepMetadata, Transport } from "@kv/interface";
+import type {
+  BlockIds,
+  ConnectorRequest,
+  KvTransferParams,
+  StepMetadata,
+  Transport,
+} from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { afterEach, describe, expect, it, test } from "vitest";
@@ -70,7 +76,10 @@ async function until(side: Side, requestId: string) {
   for (let round = 0; round < 2000; round++) {
     const [output] = [await step(side), await pair.progress()];
     const failed = output.failedReceiving.find((failure) => failure.requestId === requestId);
-    if (output.finishedReceiving.includes(requestId) || output.finishedSending.includes(requestId)) {
+    if (
+      output.finishedReceiving.includes(requestId) ||
+      output.finishedSending.includes(requestId)
+    ) {
       return { failed, failedBlockIds: output.failedBlockIds };
     }
   }
@@ -78,7 +87,11 @@ async function until(side: Side, requestId: string) {
 }
 
 /** Computes a prompt on the prefill side and returns its parameters. */
-async function prefill(requestId: string, tokens: number, blockIds: BlockIds): Promise<KvTransferParams> {
+async function prefill(
+  requestId: string,
+  tokens: number,
+  blockIds: BlockIds,
+): Promise<KvTransferParams> {
   const { scheduler } = pair.prefill;
   const request = produced(requestId, tokens);
   expect(scheduler.matchedTokens(request, 0).wait).not.toBe(true);
@@ -117,7 +130,8 @@ describe("back-pressure", () => {
       expect(scheduler.matchedTokens(request, 0).tokens).toBe(48);
       scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6]], 48);
     });
-    // Two requests take three blocks each of a pool of six. A third request waits, without blocks of the device.
+    // Two requests take three blocks each of a pool of six. A third request waits, without blocks
+    // of the device.
     const third = asked("d2", 48, { ...params[0] });
     expect(scheduler.matchedTokens(third, 0)).toMatchObject({ tokens: 48, wait: true });
     expect(() => scheduler.afterAllocation(third, [[7, 8, 9]], 48)).toThrow(/no room/);
@@ -140,7 +154,9 @@ describe("back-pressure", () => {
 
   test("a prompt larger than the pool is rejected", async () => {
     await open({ poolBlocks: 3 });
-    expect(() => pair.prefill.scheduler.matchedTokens(produced("a", 48), 0)).toThrowError(/needs 3 .* has 2/);
+    expect(() => pair.prefill.scheduler.matchedTokens(produced("a", 48), 0)).toThrowError(
+      /needs 3 .* has 2/,
+    );
   });
 });
 
@@ -171,7 +187,10 @@ describe("chunked prefill", () => {
   /** Opens a pair whose prefill side records the pool blocks of each save, per group. */
   async function openRecorded(options: Partial<StagedPairOptions> = {}): Promise<BlockIds[]> {
     const saves: BlockIds[] = [];
-    await open({ onCopied: (host, { wire }) => void (host === "p" && saves.push(wire)), ...options });
+    await open({
+      onCopied: (host, { wire }) => void (host === "p" && saves.push(wire)),
+      ...options,
+    });
     return saves;
   }
 
@@ -218,7 +237,8 @@ describe("chunked prefill", () => {
     const { scheduler } = pair.prefill;
     scheduler.matchedTokens(request, 0);
     scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6, 7]], 0);
-    for (const computed of [{ a: 64 }, {}, { other: 10 }, { a: 100 }]) await step("prefill", computed);
+    for (const computed of [{ a: 64 }, {}, { other: 10 }, { a: 100 }])
+      await step("prefill", computed);
     expect(saves).toEqual([[[1, 2, 3, 4]], [[5, 6, 7]]]);
     scheduler.requestFinished(request, [[1, 2, 3, 4, 5, 6, 7]], "aborted");
   });
@@ -236,65 +256,80 @@ describe("chunked prefill", () => {
   });
 });
 
-describe.each([pullConnector, pushConnector])("$name: a step that names no request", (connector) => {
-  /** Fills the device blocks of a side's first rank with bytes of `seed`. */
-  async function fill(side: Side, blockIds: readonly number[], seed: number): Promise<void> {
-    for (const [at, { memory, offsetBytes, blockStrideBytes, blockLengthBytes }] of regionsOf(side).entries())
-      for (const id of blockIds) {
-        const bytes = new Uint8Array(blockLengthBytes).map((_, byte) => seed + 7 * at + 13 * id + byte);
-        await waitFor(
-          memory.scatter(Float64Array.of(offsetBytes + id * blockStrideBytes, bytes.length), bytes.buffer),
-        );
-      }
-  }
-  const bytesOf = (side: Side, blockIds: readonly number[]) =>
-    regionsOf(side).map(({ memory, offsetBytes, blockStrideBytes, blockLengthBytes }) =>
-      blockIds.map((id) =>
-        memory.bytes.slice(offsetBytes + id * blockStrideBytes).subarray(0, blockLengthBytes),
-      ),
+describe.each([pullConnector, pushConnector])(
+  "$name: a step that names no request",
+  (connector) => {
+    /** Fills the device blocks of a side's first rank with bytes of `seed`. */
+    async function fill(side: Side, blockIds: readonly number[], seed: number): Promise<void> {
+      for (const [at, { memory, offsetBytes, blockStrideBytes, blockLengthBytes }] of regionsOf(
+        side,
+      ).entries())
+        for (const id of blockIds) {
+          const bytes = new Uint8Array(blockLengthBytes).map(
+            (_, byte) => seed + 7 * at + 13 * id + byte,
+          );
+          await waitFor(
+            memory.scatter(
+              Float64Array.of(offsetBytes + id * blockStrideBytes, bytes.length),
+              bytes.buffer,
+            ),
+          );
+        }
+    }
+    const bytesOf = (side: Side, blockIds: readonly number[]) =>
+      regionsOf(side).map(({ memory, offsetBytes, blockStrideBytes, blockLengthBytes }) =>
+        blockIds.map((id) =>
+          memory.bytes.slice(offsetBytes + id * blockStrideBytes).subarray(0, blockLengthBytes),
+        ),
+      );
+    const regionsOf = (side: Side) => pair[side].caches[0]?.regions ?? [];
+
+    it.each([
+      ["", []],
+      [", and one that leaves the request out", [{}]],
+    ] as const)(
+      "H2: what it copies counts as not saved, after a step that named a part%s",
+      async (_, more) => {
+        const errors: string[] = [];
+        await open({ connector, onError: (event) => void errors.push(event) });
+        const blocks = [5, 6, 7];
+        const request = produced("a", 48);
+        const { scheduler } = pair.prefill;
+        scheduler.matchedTokens(request, 0);
+        scheduler.afterAllocation(request, [blocks], 0);
+        await fill("prefill", blocks, 1);
+        await step("prefill", { a: 20 });
+        await step("prefill");
+        for (const computed of more) await step("prefill", computed);
+        await fill("prefill", [6, 7], 101);
+        await step("prefill", { a: 48 });
+        const { kvTransferParams = {} } = scheduler.requestFinished(request, [blocks], "length");
+        await step("prefill");
+        const consumer = asked("a", 48, kvTransferParams ?? {});
+        const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
+        pair.decode.scheduler.afterAllocation(consumer, [[20, 21, 22]], tokens);
+        expect((await until("decode", "a")).failed).toBeUndefined();
+        expect(bytesOf("decode", [20, 21, 22])).toEqual(bytesOf("prefill", blocks));
+        expect(errors).toEqual([]);
+      },
     );
-  const regionsOf = (side: Side) => pair[side].caches[0]?.regions ?? [];
 
-  it.each([
-    ["", []],
-    [", and one that leaves the request out", [{}]],
-  ] as const)("H2: what it copies counts as not saved, after a step that named a part%s", async (_, more) => {
-    const errors: string[] = [];
-    await open({ connector, onError: (event) => void errors.push(event) });
-    const blocks = [5, 6, 7];
-    const request = produced("a", 48);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [blocks], 0);
-    await fill("prefill", blocks, 1);
-    await step("prefill", { a: 20 });
-    await step("prefill");
-    for (const computed of more) await step("prefill", computed);
-    await fill("prefill", [6, 7], 101);
-    await step("prefill", { a: 48 });
-    const { kvTransferParams = {} } = scheduler.requestFinished(request, [blocks], "length");
-    await step("prefill");
-    const consumer = asked("a", 48, kvTransferParams ?? {});
-    const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
-    pair.decode.scheduler.afterAllocation(consumer, [[20, 21, 22]], tokens);
-    expect((await until("decode", "a")).failed).toBeUndefined();
-    expect(bytesOf("decode", [20, 21, 22])).toEqual(bytesOf("prefill", blocks));
-    expect(errors).toEqual([]);
-  });
-
-  it("H2: an engine that names a part again, and not the last tokens, is told", async () => {
-    const errors: unknown[] = [];
-    await open({ connector, onError: (event, details) => void errors.push([event, details]) });
-    const request = produced("a", 48);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
-    for (const computed of [{ a: 20 }, undefined, { a: 40 }]) await step("prefill", computed);
-    scheduler.requestFinished(request, [[5, 6, 7]], "length");
-    await step("prefill");
-    expect(errors).toEqual([["staging-save-incomplete", { requestId: "a", savedTokens: 40, numTokens: 48 }]]);
-  });
-});
+    it("H2: an engine that names a part again, and not the last tokens, is told", async () => {
+      const errors: unknown[] = [];
+      await open({ connector, onError: (event, details) => void errors.push([event, details]) });
+      const request = produced("a", 48);
+      const { scheduler } = pair.prefill;
+      scheduler.matchedTokens(request, 0);
+      scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+      for (const computed of [{ a: 20 }, undefined, { a: 40 }]) await step("prefill", computed);
+      scheduler.requestFinished(request, [[5, 6, 7]], "length");
+      await step("prefill");
+      expect(errors).toEqual([
+        ["staging-save-incomplete", { requestId: "a", savedTokens: 40, numTokens: 48 }],
+      ]);
+    });
+  },
+);
 
 describe("blocks that cannot be staged", () => {
   test("a request that is admitted with fewer blocks than its tokens need is refused: the others would never be copied", async () => {
@@ -330,7 +365,9 @@ describe("blocks that cannot be staged", () => {
     for (const computed of [{ a: 20 }, {}]) await step("prefill", computed);
     scheduler.requestFinished(request, [[5, 6, 7]], "length");
     await step("prefill");
-    expect(errors).toEqual([["staging-save-incomplete", { requestId: "a", savedTokens: 20, numTokens: 40 }]]);
+    expect(errors).toEqual([
+      ["staging-save-incomplete", { requestId: "a", savedTokens: 20, numTokens: 40 }],
+    ]);
   });
 });
 
@@ -363,7 +400,9 @@ describe("a copy that fails", () => {
       details: { requestIds: ["a"] },
     });
     broken = false;
-    expect(pair.prefill.scheduler.requestFinished(request, [[1, 2]], "error").keepBlocks).toBe(false);
+    expect(pair.prefill.scheduler.requestFinished(request, [[1, 2]], "error").keepBlocks).toBe(
+      false,
+    );
     expect(pair.prefill.scheduler.outstanding()["stagedBlocks"]).toBe(0);
   });
 

@@ -72,7 +72,8 @@ const PAIRS = [
 describe.each(["decode reads prefill", "prefill reads decode"])("plans: %s", (direction) => {
   test.each(PAIRS)("are proven from device to device: TP and block $p → $d", async ({ p, d }) => {
     const [prefill, decode] = [await engine(p[0], p[1]), await engine(d[0], d[1])];
-    const [local, remote] = direction === "decode reads prefill" ? [decode, prefill] : [prefill, decode];
+    const [local, remote] =
+      direction === "decode reads prefill" ? [decode, prefill] : [prefill, decode];
     const plans = local.ranks.map((rank) =>
       buildEngineTransferPlan({
         ...modelGeometry(config(local.blockSize)),
@@ -105,14 +106,17 @@ test("the layout describes the copies byte for byte, in both directions", async 
   if (staging?.layout === undefined) throw new Error("the staging has a layout");
   opened.push(staging);
   const { layout, wireCaches } = staging;
-  const plane = (name: string) => caches.regions.find((region) => region.name === name) ?? expect.fail(name);
+  const plane = (name: string) =>
+    caches.regions.find((region) => region.name === name) ?? expect.fail(name);
   const wire = (name: string) =>
     wireCaches.regions.find((region) => region.name === name) ?? expect.fail(name);
 
   const random = seededRandom("stage");
   const filled = new Map<string, Uint8Array>();
   for (const region of caches.regions) {
-    const bytes = Uint8Array.from({ length: region.blockLengthBytes }, () => Math.floor(random.next() * 256));
+    const bytes = Uint8Array.from({ length: region.blockLengthBytes }, () =>
+      Math.floor(random.next() * 256),
+    );
     filled.set(region.name, bytes);
     const run = Float64Array.of(region.offsetBytes + 3 * region.blockStrideBytes, bytes.length);
     await region.memory.scatter(run, bytes.slice().buffer);
@@ -127,7 +131,9 @@ test("the layout describes the copies byte for byte, in both directions", async 
     for (let piece = 0; piece < copy.count; piece++) {
       const from = copy.deviceOffsetBytes + piece * copy.deviceStrideBytes;
       const to = copy.wireOffsetBytes + piece * copy.wireStrideBytes;
-      expect(block.slice(to, to + copy.lengthBytes)).toEqual(onDevice.slice(from, from + copy.lengthBytes));
+      expect(block.slice(to, to + copy.lengthBytes)).toEqual(
+        onDevice.slice(from, from + copy.lengthBytes),
+      );
     }
   }
   for (const [name, bytes] of filled) {

@@ -11,19 +11,22 @@ describe.each([pullConnector, pushConnector])("$name", (connector) => {
   test.each([
     { p: NEURON, d: { memoryType: "VRAM" } },
     { p: { memoryType: "VRAM" }, d: NEURON },
-  ] as const)("Neuron with kv_buffer_device cpu and a GPU with cuda exchange KV, %#", async ({ p, d }) => {
-    const play = createScenario({ connector });
-    const prefill = await play.engine("p", { ...p, tpSize: 2 });
-    const decode = await play.engine("d", { ...d });
-    for (const n of [1, 2]) {
-      // The second prompt does not fill its last block: D zeroes the tokens behind it.
-      const request = { ...prompt(n, n === 1 ? 48 : 45), requestId: `cmpl-r${n}-0-0000aaaa` };
-      const params = await play.clock.settle(prefill.prefill(request));
-      const consumer = { ...request, requestId: `cmpl-r${n}-0-bbbb0000`, params };
-      expect(await play.outcome(decode.decode(consumer))).toBe("ok");
-    }
-    await play.end();
-  });
+  ] as const)(
+    "Neuron with kv_buffer_device cpu and a GPU with cuda exchange KV, %#",
+    async ({ p, d }) => {
+      const play = createScenario({ connector });
+      const prefill = await play.engine("p", { ...p, tpSize: 2 });
+      const decode = await play.engine("d", { ...d });
+      for (const n of [1, 2]) {
+        // The second prompt does not fill its last block: D zeroes the tokens behind it.
+        const request = { ...prompt(n, n === 1 ? 48 : 45), requestId: `cmpl-r${n}-0-0000aaaa` };
+        const params = await play.clock.settle(prefill.prefill(request));
+        const consumer = { ...request, requestId: `cmpl-r${n}-0-bbbb0000`, params };
+        expect(await play.outcome(decode.decode(consumer))).toBe("ok");
+      }
+      await play.end();
+    },
+  );
 });
 
 describe("the compatibility hash of unlike engines", () => {
@@ -35,7 +38,9 @@ describe("the compatibility hash of unlike engines", () => {
     const strict = await play.engine("strict");
     const lax = await play.engine("lax", LAX);
     const params = await play.clock.settle(neuron.prefill(prompt(1)));
-    expect(await play.outcome(strict.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_INCOMPATIBLE");
+    expect(await play.outcome(strict.decode({ ...prompt(1), params }))).toBe(
+      "KV_HANDSHAKE_INCOMPATIBLE",
+    );
     expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
     expect(play.logged("lax", "compatibility-relaxed")).toMatchObject([
       {
@@ -51,7 +56,9 @@ describe("the compatibility hash of unlike engines", () => {
     const attentionBackend = "NEURON";
     const own = await play.engine("own", { ...NEURON, attentionBackend });
     const adopting = await play.engine("adopting", {
-      ...{ ...NEURON, attentionBackend, hashedAttentionBackend: "SIM" },
+      ...NEURON,
+      attentionBackend,
+      hashedAttentionBackend: "SIM",
     });
     const strict = await play.engine("strict");
     const lax = await play.engine("lax", LAX);
@@ -65,7 +72,12 @@ describe("the compatibility hash of unlike engines", () => {
     expect(await decode(own, lax, 2)).toBe("KV_PLAN_INCOMPATIBLE");
     expect(await decode(adopting, strict, 3)).toBe("KV_PLAN_INCOMPATIBLE");
     expect(play.logged("adopting", "compatibility-factor-adopted")).toMatchObject([
-      { factor: "attn_backend_name", ours: "NEURON", announced: "SIM", consequence: expect.any(String) },
+      {
+        factor: "attn_backend_name",
+        ours: "NEURON",
+        announced: "SIM",
+        consequence: expect.any(String),
+      },
     ]);
     expect(play.logged("strict", "compatibility-relaxed")).toEqual([]);
     // The pool has the plain order, so a peer reads it when it is announced under the peer's name.

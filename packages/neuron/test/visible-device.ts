@@ -10,7 +10,10 @@ export interface VisibleDeviceOptions {
   readonly copyMs?: () => number;
 }
 
-/** A device with host memory, so that a test can fill and compare it. Staging reaches it by copies, which take time. */
+/**
+ * A device with host memory, so that a test can fill and compare it. Staging reaches it by copies,
+ * which take time.
+ */
 export function visibleDevice(options: VisibleDeviceOptions): NeuronDevice {
   const { transport, clock, beforeCopy = () => {}, copyMs = () => 1 } = options;
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };

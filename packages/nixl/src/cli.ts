@@ -56,7 +56,10 @@ program
     (text) => Number(oneOf("12", "13")(text)),
     12,
   )
-  .option("--wheel <file>", "the wheel, on a machine without a package index; its SHA-256 is checked")
+  .option(
+    "--wheel <file>",
+    "the wheel, on a machine without a package index; its SHA-256 is checked",
+  )
   .addOption(
     new Option(
       "--with <name>",
@@ -65,12 +68,17 @@ program
       .argParser(each(oneOf(...PLUGIN_DEPENDENCIES)))
       .default([], "none"),
   )
-  .option("--force", "install NIXL again and replace the installation, such as when a file is damaged")
+  .option(
+    "--force",
+    "install NIXL again and replace the installation, such as when a file is damaged",
+  )
   .action(async (options: InstallCommandOptions) => {
     const onProgress = (line: string) => printError(`${line}\n`);
     const { library, existed } = await installNixl({ ...options, onProgress });
     if (existed)
-      onProgress("NIXL is installed already, and its files were not checked: --force installs it again");
+      onProgress(
+        "NIXL is installed already, and its files were not checked: --force installs it again",
+      );
     print(`${library}\n`);
   });
 

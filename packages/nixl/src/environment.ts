@@ -3,18 +3,25 @@ import type { Log } from "@kv/interface";
 /** Environment variables by name, as in `process.env`. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Variables that name a library, in order of precedence. The option `library` comes before them. */
+/**
+ * Variables that name a library, in order of precedence. The option `library` comes before them.
+ */
 const LIBRARY_VARIABLES = ["KV_NIXL_LIBRARY", "NIXL_PREFIX"] as const;
 
 /** The variables that NIXL, UCX and libfabric read, for the log. */
 export function nixlVariables(environment: Environment): Record<string, string> {
   const prefixes = /^(UCX|FI|NIXL)_/;
   return Object.fromEntries(
-    Object.entries(environment).filter((entry): entry is [string, string] => prefixes.test(entry[0])),
+    Object.entries(environment).filter((entry): entry is [string, string] =>
+      prefixes.test(entry[0]),
+    ),
   );
 }
 
-/** Logs `nixl-variable-unused` for each variable that names a library but is overridden, with its value and the setting that is used. */
+/**
+ * Logs `nixl-variable-unused` for each variable that names a library but is overridden, with its
+ * value and the setting that is used.
+ */
 export function warnOfUnusedLibraryVariables(choice: {
   readonly library: string | undefined;
   readonly environment: Environment;

@@ -1,4 +1,6 @@
-/** Counts the users of a resource. Reports when the first user arrives and when the last one leaves. */
+/**
+ * Counts the users of a resource. Reports when the first user arrives and when the last one leaves.
+ */
 export class RefCount {
   readonly #onChange: (used: boolean) => void;
   #count = 0;

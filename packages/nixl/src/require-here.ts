@@ -11,7 +11,8 @@ const bundle = pathToFileURL(typeof __filename === "string" ? __filename : proce
 export const moduleUrl: string = import.meta.url ?? bundle;
 
 /**
- * Resolves and loads what lies in packages beside this one, which stay outside of a bundle. Written so that tools which trace files (@vercel/nft 1.11) know it
- * and follow its calls: `import.meta.url` in the call, and no other `createRequire` in the package.
+ * Resolves and loads what lies in packages beside this one, which stay outside of a bundle. Written
+ * so that tools which trace files (@vercel/nft 1.11) know it and follow its calls:
+ * `import.meta.url` in the call, and no other `createRequire` in the package.
  */
 export const requireHere: NodeJS.Require = createRequire(import.meta.url ?? bundle);

@@ -19,7 +19,11 @@ import { explainBackendError, explainRefusedPeer } from "./backends/backend-erro
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
 import { fabricDevices, warnOfUcxOnEfa } from "./backends/efa.js";
 import { PreloadFinder } from "./backends/preload.js";
-import { type SelectedBackends, selectBackends, validateAgentBackends } from "./backends/select-backends.js";
+import {
+  type SelectedBackends,
+  selectBackends,
+  validateAgentBackends,
+} from "./backends/select-backends.js";
 import { nixlVariables, warnOfUnusedLibraryVariables } from "./environment.js";
 import { findLibrary } from "./library/find-library.js";
 import { requireComplete } from "./library/truncation-check.js";
@@ -31,24 +35,34 @@ import { formatValue, requireObject } from "./validate.js";
 
 /** Options of `nixlTransport`. */
 export interface NixlTransportOptions extends AmbientOptions {
-  /** Path of `libnixl_capi.so`. It comes before every other place in which the library is looked for. @default undefined */
+  /**
+   * Path of `libnixl_capi.so`. It comes before every other place in which the library is looked
+   * for. @default undefined
+   */
   readonly library?: string | undefined;
-  /** Backends of agents that name none, in order of preference. @default `NIXL_BACKEND`, else UCX */
+  /**
+   * Backends of agents that name none, in order of preference. @default `NIXL_BACKEND`, else UCX
+   */
   readonly backends?: readonly (BackendSpec | string)[] | undefined;
   /**
-   * Loads a peer's metadata in another process first, once for the same bytes: NIXL crashes on some damaged metadata, which only a seal or a
-   * signature rules out. Costs one process for each combination of backends, started with its first agent. @default false
+   * Loads a peer's metadata in another process first, once for the same bytes: NIXL crashes on some
+   * damaged metadata, which only a seal or a signature rules out. Costs one process for each
+   * combination of backends, started with its first agent. @default false
    */
   readonly checkMetadata?: boolean | undefined;
-  /** Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of the process before NIXL loads. @default undefined */
+  /**
+   * Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of
+   * the process before NIXL loads. @default undefined
+   */
   readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
 /** Options of `NixlTransport.createAgent`. */
 export interface NixlCreateAgentOptions extends AgentOptions {
   /**
-   * NIXL measures each request, and the results of transfers have `nixl`. `NIXL_TELEMETRY_ENABLE` in the environment comes first: "n" switches it
-   * off, and NIXL logs a warning. With `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters. @default false
+   * NIXL measures each request, and the results of transfers have `nixl`. `NIXL_TELEMETRY_ENABLE`
+   * in the environment comes first: "n" switches it off, and NIXL logs a warning. With
+   * `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters. @default false
    */
   readonly captureTelemetry?: boolean | undefined;
 }
@@ -64,26 +78,36 @@ export interface NixlAllocateOptions {
 }
 
 /**
- * NIXL as a `Transport`. Loads nothing until the first agent or allocation, which may fail with `KV_ADDON_NOT_FOUND`, `KV_LIBRARY_NOT_FOUND`,
- * `KV_LIBRARY_INCOMPATIBLE` or `KV_BACKEND_UNAVAILABLE`. Throws `KV_CONFIG_INVALID` for wrong options, and `KV_BACKEND_UNAVAILABLE` or
- * `KV_AGENT_INVALID` for wrong `backends`.
+ * NIXL as a `Transport`. Loads nothing until the first agent or allocation, which may fail with
+ * `KV_ADDON_NOT_FOUND`, `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE` or
+ * `KV_BACKEND_UNAVAILABLE`. Throws `KV_CONFIG_INVALID` for wrong options, and
+ * `KV_BACKEND_UNAVAILABLE` or `KV_AGENT_INVALID` for wrong `backends`.
  */
 export function nixlTransport(options: NixlTransportOptions = {}): NixlTransport {
   requireOptions(options);
   return new NixlTransport(options);
 }
 
-/** What `nixlTransport` returns. Its methods are bound to it, so that a wrapper may take them over with `{ ...transport }`. */
+/**
+ * What `nixlTransport` returns. Its methods are bound to it, so that a wrapper may take them over
+ * with `{ ...transport }`.
+ */
 export class NixlTransport implements Transport, AsyncDisposable {
   /** "nixl". */
   readonly name = "nixl";
-  /** What agents of the transport's own backends can do on this machine. `VRAM` is listed when there is an NVIDIA GPU. */
+  /**
+   * What agents of the transport's own backends can do on this machine. `VRAM` is listed when there
+   * is an NVIDIA GPU.
+   */
   readonly capabilities: TransportCapabilities;
   readonly #options: NixlTransportOptions;
   readonly #ambient: Ambient;
   readonly #agents = new Set<NixlAgent>();
   readonly #preloads = new PreloadFinder();
-  /** By the names of the agents' backends: a process without a peer's backend would refuse the peer's metadata. */
+  /**
+   * By the names of the agents' backends: a process without a peer's backend would refuse the
+   * peer's metadata.
+   */
   readonly #checkers = new Map<string, MetadataChecker>();
   /** Selections of backends that were logged. */
   readonly #logged = new Set<string>();
@@ -108,8 +132,9 @@ export class NixlTransport implements Transport, AsyncDisposable {
   }
 
   /**
-   * Starts an agent with its native thread and its backends. Rejects with `KV_AGENT_INVALID` for wrong options, `KV_TRANSPORT_CLOSED`,
-   * `KV_BACKEND_UNAVAILABLE` (with every plugin found, what each lacks, and the remedy), and what loading the addon and NIXL may fail with.
+   * Starts an agent with its native thread and its backends. Rejects with `KV_AGENT_INVALID` for
+   * wrong options, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE` (with every plugin found, what
+   * each lacks, and the remedy), and what loading the addon and NIXL may fail with.
    */
   readonly createAgent = async (options: NixlCreateAgentOptions = {}): Promise<NixlAgent> => {
     const addon = this.#open();
@@ -128,7 +153,8 @@ export class NixlTransport implements Transport, AsyncDisposable {
         `captureTelemetry is ${formatValue(captureTelemetry)}, not true or false`,
       );
     }
-    // First of all: every later step would tell a lack of descriptors as a file that is missing or damaged.
+    // First of all: every later step would tell a lack of descriptors as a file that is missing or
+    // damaged.
     callNative(() => addon.requireDescriptors(AGENT_DESCRIPTORS, `the agent "${name}"`));
     const { backends, source } = this.#selectBackends(asked);
     await this.#prepareEnvironment(addon);
@@ -183,16 +209,24 @@ export class NixlTransport implements Transport, AsyncDisposable {
   };
 
   /**
-   * Allocates host memory of any length, or memory of an NVIDIA GPU. Pages of host memory are touched in the background, so they take memory at once; with
-   * `populate: false` a page takes memory when it is first used, and the first transfer of it is up to 20 times slower. Memory of a GPU comes from the CUDA
-   * driver, is zeroed, and has no `bytes`: `gather` and `scatter` copy. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for
-   * other kinds of memory, and without a CUDA driver or such a GPU.
+   * Allocates host memory of any length, or memory of an NVIDIA GPU. Pages of host memory are
+   * touched in the background, so they take memory at once; with `populate: false` a page takes
+   * memory when it is first used, and the first transfer of it is up to 20 times slower. Memory of
+   * a GPU comes from the CUDA driver, is zeroed, and has no `bytes`: `gather` and `scatter` copy.
+   * Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for other
+   * kinds of memory, and without a CUDA driver or such a GPU.
    */
-  readonly allocate = (lengthBytes: number, options: NixlAllocateOptions = {}): Memory & Disposable => {
+  readonly allocate = (
+    lengthBytes: number,
+    options: NixlAllocateOptions = {},
+  ): Memory & Disposable => {
     requireObject(options, "KV_MEMORY_INVALID", "the options of allocate");
     const { memoryType = "DRAM", deviceId = 0, populate = true } = options;
     if (typeof populate !== "boolean") {
-      throw new KvError("KV_MEMORY_INVALID", `populate is ${formatValue(populate)}, not true or false`);
+      throw new KvError(
+        "KV_MEMORY_INVALID",
+        `populate is ${formatValue(populate)}, not true or false`,
+      );
     }
     if (memoryType === "VRAM") return allocateDeviceMemory(this.#open(), lengthBytes, deviceId);
     if (memoryType !== "DRAM" || deviceId !== 0) {
@@ -235,7 +269,10 @@ export class NixlTransport implements Transport, AsyncDisposable {
       const { log } = this.#ambient;
       const variables = Object.entries(this.#options.env ?? {});
       if (variables.length > 0 && addon.isLoaded()) {
-        log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
+        log.warn("nixl-environment-late", {
+          variables,
+          why: "NIXL is loaded in this process already",
+        });
       }
       for (const [name, value] of await setVariables(addon, variables)) {
         log.info("nixl-environment-default", { name, value });
@@ -276,7 +313,10 @@ export class NixlTransport implements Transport, AsyncDisposable {
     }
   }
 
-  /** Finds the libraries that the backends' plugins need from outside the wheel, and sets the variables for them. Returns their paths. */
+  /**
+   * Finds the libraries that the backends' plugins need from outside the wheel, and sets the
+   * variables for them. Returns their paths.
+   */
   async #prepareBackends(
     addon: NativeAddon,
     backends: readonly BackendSpec[],
@@ -306,18 +346,29 @@ export class NixlTransport implements Transport, AsyncDisposable {
       startProcess: (onEnd) => startCheckerProcess(names, environment, onEnd),
     });
     this.#checkers.set(names.join(","), checker);
-    checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
+    checker
+      .warm()
+      .catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
     return checker;
   }
 }
 
-/** File descriptors that must be free for an agent: 13 of UCX with one network device, more for others, for peers, and while libraries are loaded. */
+/**
+ * File descriptors that must be free for an agent: 13 of UCX with one network device, more for
+ * others, for peers, and while libraries are loaded.
+ */
 const AGENT_DESCRIPTORS = 40;
 
-/** How long to wait before variables are set, while an agent is being created. Creating one takes up to 0.7 s. */
+/**
+ * How long to wait before variables are set, while an agent is being created. Creating one takes up
+ * to 0.7 s.
+ */
 const BUSY_WAIT_MS = 5;
 
-/** Sets variables in the environment of the process, and returns NIXL's defaults that were set. Waits until no agent is being created. */
+/**
+ * Sets variables in the environment of the process, and returns NIXL's defaults that were set.
+ * Waits until no agent is being created.
+ */
 async function setVariables(
   addon: NativeAddon,
   variables: readonly (readonly [string, string])[],
@@ -344,6 +395,7 @@ function requireOptions(options: NixlTransportOptions): void {
   requireObject(env, "KV_CONFIG_INVALID", "the option env");
   for (const [name, value] of Object.entries(env)) {
     if (!/^[^=\0]+$/.test(name)) refuse("a name in the option env", name, "that of a variable");
-    if (typeof value !== "string" || value.includes("\0")) refuse(`${name} of the option env`, value, "text");
+    if (typeof value !== "string" || value.includes("\0"))
+      refuse(`${name} of the option env`, value, "text");
   }
 }

@@ -22,7 +22,11 @@ export {
   type HeadlessPrefillOptions,
   openHeadlessPrefill,
 } from "./headless/headless-prefill.js";
-export { type PrefillLimits, PrefillServer, type PrefillServerOptions } from "./headless/prefill-server.js";
+export {
+  type PrefillLimits,
+  PrefillServer,
+  type PrefillServerOptions,
+} from "./headless/prefill-server.js";
 export {
   type Answer,
   type CallOptions,

@@ -3,7 +3,10 @@ export const SVG_STYLE =
   "<style>text{fill:#1f2328}.soft{fill:#57606a}.paper{fill:#fff}.grid{stroke:#d8dee4}.mark{stroke:#1f2328}" +
   "@media (prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#a5b0bc}.paper{fill:#0d1117}.grid{stroke:#30363d}.mark{stroke:#e6edf3}}</style>";
 
-/** Round values from 0 to at most `most`, about four of them: steps of 1, 2 or 5 times a power of ten. */
+/**
+ * Round values from 0 to at most `most`, about four of them: steps of 1, 2 or 5 times a power of
+ * ten.
+ */
 export function roundTicks(most: number): readonly number[] {
   const power = 10 ** Math.floor(Math.log10(most / 4));
   const step = ([1, 2, 5].find((each) => each * power >= most / 4) ?? 10) * power;
@@ -14,5 +17,7 @@ export function roundTicks(most: number): readonly number[] {
 
 /** Text of an SVG document. Characters that a terminal or XML would obey become "?". */
 export function escapeXml(text: string): string {
-  return text.replace(/[^\P{C}]/gu, "?").replace(/[<>&"]/g, (character) => `&#${character.charCodeAt(0)};`);
+  return text
+    .replace(/[^\P{C}]/gu, "?")
+    .replace(/[<>&"]/g, (character) => `&#${character.charCodeAt(0)};`);
 }

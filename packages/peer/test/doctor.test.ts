@@ -7,7 +7,8 @@ import { readTarget } from "../src/doctor/target.js";
 import { runKvPeer } from "./run-kv-peer.js";
 import { type Served, serveSample } from "./served.js";
 
-// The doctor against two headless servers with real HTTP and ZMQ, which answer with recorded frames of vLLM.
+// The doctor against two headless servers with real HTTP and ZMQ, which answer with recorded frames
+// of vLLM.
 const network = memoryNetwork();
 const open: Served[] = [];
 afterEach(async () => {
@@ -40,7 +41,9 @@ test("a working pair passes every check, and the blocks of the doctor's prompts 
   // The memory transport takes no time, so that the comparison of READ and WRITE has no meaning.
   const others = report.checks.filter(({ id }) => id !== "bytes.prefill-mode");
   expect(others.filter(({ status }) => status === "fail" || status === "warn")).toEqual([]);
-  expect(check("bytes.prefill-mode")?.found).toMatch(/^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/);
+  expect(check("bytes.prefill-mode")?.found).toMatch(
+    /^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/,
+  );
   expect(check("compatibility.prefill")?.found).toContain('model "tiny-qwen3"');
   expect(check("plan.built")?.found).toContain("each byte is read to its final place");
   expect(check("bytes.prefill")?.found).toMatch(/^8\.0 MiB in /);
@@ -73,7 +76,10 @@ test("one server as both targets fails", async () => {
 });
 
 test("another model and a wrong wall clock at decode are warnings: the pair works", async () => {
-  const [prefill, decode] = [await serve(), await serve({ model: "other", clockOffsetMs: -10_000 })];
+  const [prefill, decode] = [
+    await serve(),
+    await serve({ model: "other", clockOffsetMs: -10_000 }),
+  ];
   const { report, check } = await examine(prefill, decode);
   expect(report.verdict).toBe("warn");
   expect(check("versions.model")?.found).toBe('"tiny-qwen3" at prefill and "other" at decode');
@@ -85,14 +91,24 @@ test("another model and a wrong wall clock at decode are warnings: the pair work
 
 test("the command prints JSON and exits with 0 for a server without failures", async () => {
   const { server } = await serve();
-  const { code, stdout } = await runKvPeer("doctor", "--prefill", server.url, "--no-bytes", "--json");
+  const { code, stdout } = await runKvPeer(
+    "doctor",
+    "--prefill",
+    server.url,
+    "--no-bytes",
+    "--json",
+  );
   expect(pairReportSchema.parse(JSON.parse(stdout)).verdict).toBe("ok");
   expect(code).toBe(0);
 });
 
 test("the command exits with 1 when a side channel cannot be reached and with 2 for a wrong call", async () => {
   const { sideChannel } = await serve();
-  const listener = await sideChannel.listen({ host: "127.0.0.1", port: 0, answer: () => undefined });
+  const listener = await sideChannel.listen({
+    host: "127.0.0.1",
+    port: 0,
+    answer: () => undefined,
+  });
   await listener.close();
   const dead = await runKvPeer("doctor", "--prefill", `127.0.0.1:${listener.port}`, "--no-bytes");
   expect(dead.stdout).toContain("cannot be reached: the connection was refused");

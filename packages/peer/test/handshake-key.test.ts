@@ -47,7 +47,10 @@ test("a recording is made over the encrypted side channel, and only its owner ca
   const made = join(folder, "recording");
   const { server: prefill, transport, sideChannel } = served;
   const { prompts } = await record({
-    ...{ folder: made, prefill, transport, sideChannel },
+    folder: made,
+    prefill,
+    transport,
+    sideChannel,
     prompts: [Array.from({ length: 100 }, (_, at) => at + 10)],
   });
   expect(prompts).toHaveLength(1);

@@ -2,7 +2,11 @@ import type { LogFields } from "@kv/interface";
 import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { afterEach, describe, expect, it } from "vitest";
 import type { HeadlessPrefill } from "../src/headless/headless-prefill.js";
-import { PREFILL_LIMITS, type PrefillLimits, PrefillServer } from "../src/headless/prefill-server.js";
+import {
+  PREFILL_LIMITS,
+  type PrefillLimits,
+  PrefillServer,
+} from "../src/headless/prefill-server.js";
 import { serveSample } from "./served.js";
 
 const closing: (() => unknown)[] = [];
@@ -86,7 +90,9 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
     const [held] = [await openBusy(running), await openBusy(running)];
     expect(await untilClosed(running, "")).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
     held?.socket.destroy();
-    await expect.poll(async () => (await fetch(running.url).catch(() => undefined))?.status).toBe(404);
+    await expect
+      .poll(async () => (await fetch(running.url).catch(() => undefined))?.status)
+      .toBe(404);
   },
   async maxConnectionsPerAddress() {
     const running = await serveWith({ maxConnectionsPerAddress: 1 });
@@ -99,7 +105,9 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
     const [held] = [await openBusy(running), await openBusy(running)];
     expect(await answerTo(await running.open(GET))).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
     held?.socket.destroy();
-    await expect.poll(async () => (await fetch(running.url).catch(() => undefined))?.status).toBe(404);
+    await expect
+      .poll(async () => (await fetch(running.url).catch(() => undefined))?.status)
+      .toBe(404);
   },
   async maxRequestsPerAddress() {
     const running = await serveWith({ maxRequestsPerAddress: 1 });
@@ -119,7 +127,9 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
   },
   async headerTimeoutMs() {
     const running = await serveWith({ headerTimeoutMs: 50, requestTimeoutMs: 100 });
-    expect(await untilClosed(running, "GET /health HTTP/1.1\r\nx-slow: ")).toMatch(/^HTTP\/1\.1 408 /);
+    expect(await untilClosed(running, "GET /health HTTP/1.1\r\nx-slow: ")).toMatch(
+      /^HTTP\/1\.1 408 /,
+    );
     await expectServed(running);
   },
   async requestTimeoutMs() {
@@ -138,13 +148,18 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
   },
   async maxBodiesBytes() {
     const running = await serveWith({ maxBodiesBytes: 100_000, maxBodyBytes: 100_000 });
-    const bodies = [await running.open(chunked(90_000)), await running.open(chunked(80_000), OTHER)];
+    const bodies = [
+      await running.open(chunked(90_000)),
+      await running.open(chunked(80_000), OTHER),
+    ];
     // The largest body that is still arriving makes room; the first 16 KiB of each do not count.
     expect(await Promise.race(bodies.map(answerTo))).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
     await expectServed(running);
     for (const { socket } of bodies) socket.destroy();
     running.release();
-    await expect.poll(async () => (await post(running, PROMPT + " ".repeat(90_000))).status).toBe(200);
+    await expect
+      .poll(async () => (await post(running, PROMPT + " ".repeat(90_000))).status)
+      .toBe(200);
   },
   async maxBodiesBytesPerAddress() {
     const running = await serveWith({ maxBodiesBytesPerAddress: 100_000, maxBodyBytes: 100_000 });
@@ -163,7 +178,9 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
   async maxBodyMembers() {
     const running = await serveWith({});
     const members = Array.from({ length: 30_000 }, (_, at) => [`k${at}`, at]);
-    expect((await post(running, JSON.stringify({ a: Object.fromEntries(members) }))).status).toBe(400);
+    expect((await post(running, JSON.stringify({ a: Object.fromEntries(members) }))).status).toBe(
+      400,
+    );
   },
 };
 
@@ -172,9 +189,12 @@ function post({ url }: Running, body: string): Promise<Response> {
 }
 
 describe("limits of the HTTP of kv-peer", () => {
-  it.each(Object.entries(tries))("%s: the offender is refused, and others are served", async (_, attempt) => {
-    await attempt();
-  });
+  it.each(Object.entries(tries))(
+    "%s: the offender is refused, and others are served",
+    async (_, attempt) => {
+      await attempt();
+    },
+  );
 
   it("idle connections do not keep a new client out", async () => {
     const running = await serveWith({ maxConnections: 4, maxConnectionsPerAddress: 3 });

@@ -3,7 +3,12 @@ import { afterEach, expect, test } from "vitest";
 import { EngineServer } from "../src/http/engine-server.js";
 import { load } from "../src/load/load.js";
 import { loadPlot } from "../src/load/load-plot.js";
-import { type LoadLimits, loadReport, loadReportSchema, loadText } from "../src/load/load-report.js";
+import {
+  type LoadLimits,
+  loadReport,
+  loadReportSchema,
+  loadText,
+} from "../src/load/load-report.js";
 import { type Served, serveSample } from "./served.js";
 
 // The headless decode engine against the headless prefill server, over real HTTP and ZMQ.
@@ -39,7 +44,14 @@ test("blocks of unnotified reads are free after the lease: no leak", async () =>
 
 test("a server that keeps blocks of unnotified reads longer than the given lease exceeds the limit", async () => {
   served = await serveSample({ leaseMs: 600_000 });
-  const options = { ...served, ...common, leaseMs: 1, freeWithinMs: 1, requests: 1, leaseMarginMs: 1 };
+  const options = {
+    ...served,
+    ...common,
+    leaseMs: 1,
+    freeWithinMs: 1,
+    requests: 1,
+    leaseMarginMs: 1,
+  };
   const result = await load({ ...options, noNotifyShare: 1 });
   const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
   expect(report).toMatchObject({ verdict: "fail", leaks: { leaked: 4 } });
@@ -70,7 +82,14 @@ test("a server that stops answering fails: its blocks are unknown", async () => 
     alive = false;
   };
   const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1 };
-  const result = await load({ ...served, ...common, ...soon, server: dying, requests: 1, progress });
+  const result = await load({
+    ...served,
+    ...common,
+    ...soon,
+    server: dying,
+    requests: 1,
+    progress,
+  });
   expect(result.leaks).toBeUndefined();
   const report = loadReport(result, { url: server.url, vllmVersion: undefined }, LIMITS);
   expect(loadReportSchema.parse(report)).toEqual(report);

@@ -20,13 +20,22 @@ const TIMEOUT_MS = 120_000;
 const BLOCK_BYTES = 4096;
 const BLOCKS = 8;
 
-function probeRequest(agentMetadata: Uint8Array, baseAddress: number, write: boolean): ProbeRequest {
+function probeRequest(
+  agentMetadata: Uint8Array,
+  baseAddress: number,
+  write: boolean,
+): ProbeRequest {
   return {
     agentMetadata: Buffer.from(agentMetadata).toString("base64"),
     deviceId: 0,
     memoryType: "DRAM",
     regions: [
-      { baseAddress, numBlocks: BLOCKS, blockLengthBytes: BLOCK_BYTES, blockStrideBytes: BLOCK_BYTES },
+      {
+        baseAddress,
+        numBlocks: BLOCKS,
+        blockLengthBytes: BLOCK_BYTES,
+        blockStrideBytes: BLOCK_BYTES,
+      },
     ],
     limitBytes: 1 << 20,
     write,
@@ -67,7 +76,10 @@ describe.skipIf(nixlMissing)(
       if (outcome.kind !== "answered") throw new Error(outcome.kind);
       expect(readsOf(outcome.output).length).toBeGreaterThan(0);
       // The null block is moved several times, so that the time can be measured.
-      expect(outcome.value.write).toMatchObject({ lengthBytes: BLOCK_BYTES, movedBytes: 64 * BLOCK_BYTES });
+      expect(outcome.value.write).toMatchObject({
+        lengthBytes: BLOCK_BYTES,
+        movedBytes: 64 * BLOCK_BYTES,
+      });
       expect(outcome.value.write?.writeMs).toBeGreaterThan(0);
       expect(outcome.value.write?.readMs).toBeGreaterThan(0);
       expect(Buffer.compare(memory.bytes, before)).toBe(0);
@@ -101,7 +113,11 @@ describe.skipIf(nixlMissing)(
       });
       const frames = [encodeHandshakePayload({ ...payload, agentMetadataBytes }), REPLY[1]];
       const sideChannel = zmqSideChannel();
-      const listener = await sideChannel.listen({ host: "127.0.0.1", port: 0, answer: () => frames });
+      const listener = await sideChannel.listen({
+        host: "127.0.0.1",
+        port: 0,
+        answer: () => frames,
+      });
       vi.stubEnv("UCX_TLS", "tcp");
       try {
         const { checks } = await pairDoctor({
@@ -111,12 +127,18 @@ describe.skipIf(nixlMissing)(
         });
         const check = (id: string) => checks.find((each) => each.id === id);
         const transportFound = check("bytes.prefill-transport");
-        expect(transportFound).toMatchObject({ status: "warn", fix: expect.stringContaining("UCX_TLS") });
-        // Where a process may not read the memory of another one (ptrace scope), UCX has nothing better than TCP for READ.
+        expect(transportFound).toMatchObject({
+          status: "warn",
+          fix: expect.stringContaining("UCX_TLS"),
+        });
+        // Where a process may not read the memory of another one (ptrace scope), UCX has nothing
+        // better than TCP for READ.
         expect(transportFound?.found).toMatch(
           /^UCX over .*\btcp\/\S+.*(; without UCX_TLS=tcp on this host it is .*\bcma\b.* \(\S+ GB\/s instead of \S+ GB\/s\)|, although the server is on this host)$/,
         );
-        expect(check("bytes.prefill-mode")?.found).toMatch(/^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/);
+        expect(check("bytes.prefill-mode")?.found).toMatch(
+          /^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/,
+        );
       } finally {
         vi.unstubAllEnvs();
         await listener.close();

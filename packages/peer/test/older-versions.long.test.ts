@@ -19,11 +19,14 @@ import { readTarget } from "../src/doctor/target.js";
 import { serverVersion } from "../src/doctor/wire-version.js";
 import { REPLY } from "./sample-recording.js";
 
-// The doctor reads the handshakes that the Python code of older wheels made (protocol/fixtures/README.md), over real ZMQ.
+// The doctor reads the handshakes that the Python code of older wheels made
+// (protocol/fixtures/README.md), over real ZMQ.
 const folder = new URL("../../protocol/fixtures/wire/versions/", import.meta.url);
 const OLDER = VLLM_VERSIONS.filter(({ connectorVersion }) => connectorVersion < 14);
 const framesOf = (version: string) =>
-  ["rep0", "rep1"].map((name) => new Uint8Array(readFileSync(new URL(`${version}.${name}.bin`, folder))));
+  ["rep0", "rep1"].map(
+    (name) => new Uint8Array(readFileSync(new URL(`${version}.${name}.bin`, folder))),
+  );
 
 const sideChannel = zmqSideChannel();
 const listeners: SideChannelListener[] = [];
@@ -99,17 +102,29 @@ test("two servers of one older version pass the comparison of versions, and the 
     found: "0.29.0 on both",
   });
   const newer = await serve(framesOf("0.31.0"));
-  expect((await examine(newer, one))("versions.vllm")?.fix).toContain("upgrade decode to vLLM 0.31.0");
+  expect((await examine(newer, one))("versions.vllm")?.fix).toContain(
+    "upgrade decode to vLLM 0.31.0",
+  );
 });
 
 test("when the factors are not found, the fields of the metadata name the possible versions", async () => {
   const unknownModel = { factors: { model: "another" } };
-  const check = await examine(await serve(framesOf("0.27.1")), await serve(framesOf("0.30.0")), unknownModel);
+  const check = await examine(
+    await serve(framesOf("0.27.1")),
+    await serve(framesOf("0.30.0")),
+    unknownModel,
+  );
   expect(check("compatibility.prefill")?.status).toBe("note");
-  expect(check("versions.prefill")?.found).toContain("vLLM 0.27.1 or 0.28.0 by the fields of its metadata");
+  expect(check("versions.prefill")?.found).toContain(
+    "vLLM 0.27.1 or 0.28.0 by the fields of its metadata",
+  );
   expect(check("versions.vllm")?.fix).toContain("upgrade prefill to vLLM 0.30.0");
   // Both may be 0.28.0.
-  const same = await examine(await serve(framesOf("0.27.1")), await serve(framesOf("0.28.0")), unknownModel);
+  const same = await examine(
+    await serve(framesOf("0.27.1")),
+    await serve(framesOf("0.28.0")),
+    unknownModel,
+  );
   expect(same("versions.vllm")).toBeUndefined();
 });
 
@@ -129,7 +144,10 @@ function changedFrames(change: (fields: Record<string, unknown>) => void): reado
     attn_backend_name: metadata.attentionBackend,
   };
   change(fields);
-  return [encodeHandshakePayload({ ...payload, agentMetadataBytes: encodeMsgpack(fields) }), REPLY[1]];
+  return [
+    encodeHandshakePayload({ ...payload, agentMetadataBytes: encodeMsgpack(fields) }),
+    REPLY[1],
+  ];
 }
 
 test("fields that no described version has are named, and the others are read", async () => {

@@ -33,7 +33,10 @@ afterEach(async () => {
   for (const folder of folders.splice(0)) rmSync(folder, { recursive: true, force: true });
 });
 
-async function sample(lengths: readonly number[], change?: (bytes: Uint8Array) => void): Promise<string> {
+async function sample(
+  lengths: readonly number[],
+  change?: (bytes: Uint8Array) => void,
+): Promise<string> {
   const folder = await sampleRecording(lengths, change);
   folders.push(folder);
   return folder;
@@ -50,7 +53,9 @@ test("recording a server that serves a recording gives the same recording", asyn
   const found = await diffRecordings(one, again);
   expect(found.filter(({ kind }) => kind !== "fact")).toEqual([
     // Only this project or only the recorded version of vLLM announces these fields.
-    ...found.filter(({ where }) => /: (pp_size|dcp_size|remote_registration_generation)$/.test(where)),
+    ...found.filter(({ where }) =>
+      /: (pp_size|dcp_size|remote_registration_generation)$/.test(where),
+    ),
   ]);
   expect(served.prefill.blocks.used).toBe(0);
 });
@@ -72,7 +77,10 @@ test("a recording of one rank is pushed to two ranks: each gets its heads", asyn
   const params = await server.prefill(tokensOf(100));
   const remote = readRemotePrefill(params);
   const address = { host: remote.remoteHost, port: remote.remotePort };
-  const { metadata, compatibilityHash: announcedHash } = await readRankMetadata(sideChannel, address);
+  const { metadata, compatibilityHash: announcedHash } = await readRankMetadata(
+    sideChannel,
+    address,
+  );
   const settings = matchingSettings(metadata, remote, { engineId: "two-ranks", numBlocks: 8 });
   const decode = await openHeadlessDecode({
     ...settings,
@@ -81,7 +89,10 @@ test("a recording of one rank is pushed to two ranks: each gets its heads", asyn
     announcedHash,
     engine: { ...settings.engine, tpSize: 2 },
     cache: { ...settings.cache, numKvHeads: 4 },
-    regions: settings.regions.map((region) => ({ ...region, blockLengthBytes: region.blockLengthBytes / 2 })),
+    regions: settings.regions.map((region) => ({
+      ...region,
+      blockLengthBytes: region.blockLengthBytes / 2,
+    })),
   });
   try {
     const blockIds = [[5, 2, 7, 1]];
@@ -92,7 +103,8 @@ test("a recording of one rank is pushed to two ranks: each gets its heads", asyn
     };
     const { failure } = await decode.receive(request, blockIds);
     expect(failure).toBeUndefined();
-    // Four blocks of 32 KiB in each of four regions; in each block the heads of rank 0, then those of rank 1.
+    // Four blocks of 32 KiB in each of four regions; in each block the heads of rank 0, then those
+    // of rank 1.
     const sent = kvOf(0, 4);
     for (const [region] of settings.regions.entries()) {
       for (const [at, id] of [5, 2, 7, 1].entries()) {
@@ -118,7 +130,9 @@ test("a different byte is reported with its region, unless it lies behind the pr
     await sample([100], (bytes) => bytes.fill(0, 3 * 32_768 + 8, 3 * 32_768 + 9)),
   );
   const found = await diffRecordings(one, inside);
-  expect(found).toMatchObject([{ where: "prompt 0: rank 0, model.layers.1.self_attn.attn", kind: "result" }]);
+  expect(found).toMatchObject([
+    { where: "prompt 0: rank 0, model.layers.1.self_attn.attn", kind: "result" },
+  ]);
   expect(found[0]?.one).toBe("1 of 98304 bytes differ");
   expect(await diffRecordings(one, behind)).toEqual([]);
 });
@@ -148,7 +162,9 @@ test("strain.md: a recording that links to /dev/zero, or has a larger file than 
   const frame = join(folder, "frames/p.pp0tp0.rep0.bin");
   rmSync(frame);
   symlinkSync("/dev/zero", frame);
-  await expect(recording.handshakes(recording.manifest.prefill)).rejects.toThrow(/rep0\.bin is not a file/);
+  await expect(recording.handshakes(recording.manifest.prefill)).rejects.toThrow(
+    /rep0\.bin is not a file/,
+  );
   rmSync(frame);
   writeFileSync(frame, "");
   truncateSync(frame, 2 ** 30);

@@ -5,7 +5,9 @@ import { builtProgram } from "@kv/testing/node-programs";
 const cli = builtProgram("kv-peer");
 
 /** Runs kv-peer in a process of its own. */
-export function runKvPeer(...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
+export function runKvPeer(
+  ...args: string[]
+): Promise<{ code: number; stdout: string; stderr: string }> {
   return promisify(execFile)(process.execPath, [cli, ...args]).then(
     ({ stdout, stderr }) => ({ code: 0, stdout, stderr }),
     (error: { code: number; stdout: string; stderr: string }) => error,

@@ -14,17 +14,23 @@ const frame = (name: string) => new Uint8Array(readFileSync(new URL(name, frames
 
 /** A handshake of a real vLLM 0.33 prefill server with TP 1: 4 regions, blocks of 32 tokens. */
 export const REQUEST = frame("v33_pull_p1.pp0tp0.req.bin");
-export const REPLY = [frame("v33_pull_p1.pp0tp0.rep0.bin"), frame("v33_pull_p1.pp0tp0.rep1.bin")] as const;
+export const REPLY = [
+  frame("v33_pull_p1.pp0tp0.rep0.bin"),
+  frame("v33_pull_p1.pp0tp0.rep1.bin"),
+] as const;
 const PAYLOAD = decodeHandshakeReply(REPLY).payload;
 export const METADATA = decodeAgentMetadata(PAYLOAD.agentMetadataBytes);
 
 /** Bytes that differ from block to block, region to region and prompt to prompt. */
 export function kvOf(prompt: number, blocks: number): Uint8Array {
-  const lengths = METADATA.blockLengthsBytes.flatMap((length) => Array<number>(blocks).fill(length));
+  const lengths = METADATA.blockLengthsBytes.flatMap((length) =>
+    Array<number>(blocks).fill(length),
+  );
   const bytes = new Uint8Array(lengths.reduce((sum, length) => sum + length, 0));
   let offset = 0;
   for (const [index, length] of lengths.entries()) {
-    for (let at = 0; at < length; at++) bytes[offset + at] = (31 * (prompt + 1) + 7 * index + at) % 251;
+    for (let at = 0; at < length; at++)
+      bytes[offset + at] = (31 * (prompt + 1) + 7 * index + at) % 251;
     offset += length;
   }
   return bytes;
@@ -32,7 +38,10 @@ export function kvOf(prompt: number, blocks: number): Uint8Array {
 
 export const tokensOf = (length: number) => Array.from({ length }, (_, at) => 10 + (at % 50));
 
-/** The factors of the samples' compatibility hash. The recorded hash contains a path of the recording machine. */
+/**
+ * The factors of the samples' compatibility hash. The recorded hash contains a path of the
+ * recording machine.
+ */
 export const FACTORS = {
   attn_backend_name: "CPU_ATTN",
   cache_dtype: "auto",
@@ -89,7 +98,9 @@ export async function sampleRecording(
     }),
   );
   const reply = await Promise.all(
-    [withFactors(factors), REPLY[1]].map((bytes, index) => writer.frame(`p.pp0tp0.rep${index}.bin`, bytes)),
+    [withFactors(factors), REPLY[1]].map((bytes, index) =>
+      writer.frame(`p.pp0tp0.rep${index}.bin`, bytes),
+    ),
   );
   const request = await writer.frame("p.pp0tp0.req.bin", REQUEST);
   await writer.finish({

@@ -15,7 +15,10 @@ import { EngineServer } from "../src/http/engine-server.js";
 import { openRecording } from "../src/recording/recording.js";
 import { sampleRecording } from "./sample-recording.js";
 
-/** A headless prefill server in this process with real HTTP and ZMQ, and what a decode side needs to reach it. */
+/**
+ * A headless prefill server in this process with real HTTP and ZMQ, and what a decode side needs to
+ * reach it.
+ */
 export interface Served {
   readonly folder: string;
   readonly server: EngineServer;
@@ -27,7 +30,10 @@ export interface Served {
   close(): Promise<void>;
 }
 
-/** Serves the prompts of a recording to any prompt, on the loopback. `change` changes the KV that is handed out. */
+/**
+ * Serves the prompts of a recording to any prompt, on the loopback. `change` changes the KV that is
+ * handed out.
+ */
 export async function servePrefill(
   folder: string,
   options: Pick<PrefillServerOptions, "model" | "vllmVersion"> &
@@ -43,12 +49,17 @@ export async function servePrefill(
     return bytes;
   };
   const prefill = await openHeadlessPrefill({
-    ...{ ...options, metrics, recording: { ...recording, kv }, sideChannelPort: 0, anyPrompt: true },
+    ...options,
+    metrics,
+    recording: { ...recording, kv },
+    sideChannelPort: 0,
+    anyPrompt: true,
   });
   const app = new PrefillServer({ ...options, prefill, metrics: metrics.render });
   const url = await app.listen({ host: "127.0.0.1", port: 0 });
   return {
-    ...{ prefill, url },
+    prefill,
+    url,
     async close() {
       await app.close();
       await prefill.close();
@@ -91,13 +102,22 @@ export async function serveSample(
   const sideChannel = zmqSideChannel({ handshakeKeys });
   const folder = await sampleRecording(lengths, undefined, options.factors);
   const { prefill, url, close } = await servePrefill(folder, {
-    ...{ model, vllmVersion, sideChannel, leaseMs, numBlocks, log: options.log, change: options.served },
+    model,
+    vllmVersion,
+    sideChannel,
+    leaseMs,
+    numBlocks,
+    log: options.log,
+    change: options.served,
     transport: transports[0],
     sideChannelHost: options.sideChannelHost ?? "127.0.0.1",
   });
   if (clockOffsetMs !== 0) {
     subscribe("http.server.request.start", (message) => {
-      const { request, response } = message as { request: IncomingMessage; response: ServerResponse };
+      const { request, response } = message as {
+        request: IncomingMessage;
+        response: ServerResponse;
+      };
       if (request.headers.host === new URL(url).host)
         response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
     });

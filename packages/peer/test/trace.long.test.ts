@@ -63,7 +63,11 @@ test.each([
     () => join(folder, "none"),
     /cannot be read: .*ENOENT.* \[KV_CONFIG_INVALID\]/,
   ],
-  ["a trace of another form", () => file("chrome", '{"traceEvents":[]}'), /line 1: .*\[KV_WIRE_MALFORMED\]/],
+  [
+    "a trace of another form",
+    () => file("chrome", '{"traceEvents":[]}'),
+    /line 1: .*\[KV_WIRE_MALFORMED\]/,
+  ],
   [
     "a trace of another program",
     () => file("other", spans("GET /")),
@@ -84,7 +88,10 @@ test.each([
 test("an id that no request has, and a drawing that cannot be written, are errors too", async () => {
   const path = file("good2", recorded());
   const unknown = await runKvPeer("trace", path, "--request", "zzz");
-  expect([unknown.code, unknown.stderr]).toEqual([2, expect.stringMatching(/no request of the file is zzz/)]);
+  expect([unknown.code, unknown.stderr]).toEqual([
+    2,
+    expect.stringMatching(/no request of the file is zzz/),
+  ]);
   const nowhere = await runKvPeer("trace", path, "--svg", "/nowhere/at/all.svg");
   expect([nowhere.code, nowhere.stderr]).toEqual([2, expect.stringMatching(/cannot be written/)]);
 });

@@ -11,12 +11,17 @@ import { devicesOf, readLog } from "../src/verify/lane-evidence.js";
 import { verify } from "../src/verify/verify.js";
 import { runKvPeer } from "./run-kv-peer.js";
 
-// Servers that publish what vLLM's own classes of 0.33 write to /metrics. apps/demo/test/verify-*.test.ts have engines that move KV.
+// Servers that publish what vLLM's own classes of 0.33 write to /metrics.
+// apps/demo/test/verify-*.test.ts have engines that move KV.
 
-/** Of a D after 0, 1 and 2 prompts, by tools/vllm/metrics_pages.py: each READ in one transfer of 256 MiB, at 0.52 GB/s. */
-const PAGES = readFileSync(new URL("fixtures/metrics-tcp-between-hosts.txt", import.meta.url), "utf8").split(
-  "---\n",
-);
+/**
+ * Of a D after 0, 1 and 2 prompts, by tools/vllm/metrics_pages.py: each READ in one transfer of 256
+ * MiB, at 0.52 GB/s.
+ */
+const PAGES = readFileSync(
+  new URL("fixtures/metrics-tcp-between-hosts.txt", import.meta.url),
+  "utf8",
+).split("---\n");
 const PROMPT_TOKENS = 8192;
 const IDLE_PAGE = PAGES[0] ?? "";
 
@@ -50,11 +55,21 @@ async function deployment(pages = PAGES) {
 }
 
 const device = (name: string, gigabitsPerSecond?: number): RdmaDevice => ({
-  ...{ name, efa: false, link: "InfiniBand", ports: ["4: ACTIVE"] },
+  name,
+  efa: false,
+  link: "InfiniBand",
+  ports: ["4: ACTIVE"],
   ...(gigabitsPerSecond === undefined ? {} : { gigabitsPerSecond }),
 });
-const NOTHING: LaneEvidence = { logs: {}, reached: {}, here: { prefill: false, decode: false }, devices: {} };
-const BOTH_RDMA = { devices: { prefill: [device("mlx5_0", 400)], decode: [device("mlx5_4", 400)] } };
+const NOTHING: LaneEvidence = {
+  logs: {},
+  reached: {},
+  here: { prefill: false, decode: false },
+  devices: {},
+};
+const BOTH_RDMA = {
+  devices: { prefill: [device("mlx5_0", 400)], decode: [device("mlx5_4", 400)] },
+};
 
 async function verified(evidence: Partial<LaneEvidence>, pages?: string[]) {
   const { checks, verdict } = await verify({
@@ -126,16 +141,25 @@ describe("a deployment between two hosts, by vLLM 0.33's metrics", () => {
 
 const totals = (change: object = {}) => {
   const none = {
-    ...{ transfers: 0, bytes: 0, transferSeconds: 0, postSeconds: 0, descriptors: 0, failedTransfers: 0 },
-    ...{
-      expiredRequests: 0,
-      notificationsAfterExpiry: 0,
-      computedTokens: 0,
-      cachedTokens: 0,
-      externalTokens: 0,
-    },
+    transfers: 0,
+    bytes: 0,
+    transferSeconds: 0,
+    postSeconds: 0,
+    descriptors: 0,
+    failedTransfers: 0,
+    expiredRequests: 0,
+    notificationsAfterExpiry: 0,
+    computedTokens: 0,
+    cachedTokens: 0,
+    externalTokens: 0,
   };
-  const moved = { transfers: 4, bytes: 4e6, transferSeconds: 0.01, postSeconds: 0.001, descriptors: 400 };
+  const moved = {
+    transfers: 4,
+    bytes: 4e6,
+    transferSeconds: 0.01,
+    postSeconds: 0.001,
+    descriptors: 400,
+  };
   return { prefill: none, decode: { ...none, ...moved, ...change } };
 };
 const over = (how: string, operation: UcxProtocol["operation"] = "READ") => ({
@@ -224,8 +248,12 @@ describe("which lane, by", () => {
 
   test("vllm#55434: posting that takes more than half of the time is a warning, over shared memory it is the copy", () => {
     const posting = { transferSeconds: 0.4, postSeconds: 0.3 };
-    expect(lane({ logs: { decode: over("rc_mlx5/mlx5_0:1") } }, posting)).toContain("warn lane.posting");
-    expect(lane({ ...HERE, logs: { decode: over("cma/memory") } }, posting)).toContain("ok lane.post-time");
+    expect(lane({ logs: { decode: over("rc_mlx5/mlx5_0:1") } }, posting)).toContain(
+      "warn lane.posting",
+    );
+    expect(lane({ ...HERE, logs: { decode: over("cma/memory") } }, posting)).toContain(
+      "ok lane.post-time",
+    );
   });
 });
 
@@ -237,7 +265,9 @@ test("logs: UCX's last tables, and the provider that NIXL's LIBFABRIC names", ()
     "I0101 libfabric_rail_manager.cpp:232] Created 4 rails using provider=efa",
   ].join("\n");
   expect(readLog(log)).toEqual({
-    protocols: [{ operation: "READ", range: "0..inf", how: "zero-copy", lanes: "rc_mlx5/mlx5_0:1" }],
+    protocols: [
+      { operation: "READ", range: "0..inf", how: "zero-copy", lanes: "rc_mlx5/mlx5_0:1" },
+    ],
     provider: "efa",
   });
 });
@@ -252,11 +282,18 @@ test("the devices of a host, from kv-nixl doctor --json; anything else is an err
     details,
   });
   const report = (...checks: object[]) =>
-    JSON.stringify({ version: 1, verdict: "ok", counts: { ok: 1, note: 0, warn: 0, fail: 0 }, checks });
+    JSON.stringify({
+      version: 1,
+      verdict: "ok",
+      counts: { ok: 1, note: 0, warn: 0, fail: 0 },
+      checks,
+    });
   const mlx = device("mlx5_0", 400);
   expect(devicesOf(report(check("machine.rdma.mlx5_0", mlx)), "host.json")).toEqual([mlx]);
   expect(devicesOf(report(check("machine.rdma", { devices: [] })), "host.json")).toEqual([]);
-  expect(() => devicesOf(report(), "host.json")).toThrow(/host\.json does not name the RDMA devices/);
+  expect(() => devicesOf(report(), "host.json")).toThrow(
+    /host\.json does not name the RDMA devices/,
+  );
   expect(() => devicesOf("{}", "host.json")).toThrow(/host\.json does not name the RDMA devices/);
 });
 
@@ -268,7 +305,9 @@ test("the command: exit code 1 with the names of what failed, 2 for a server wit
   writeFileSync(file, "remote memory read by nobody");
   try {
     const tcp = await runKvPeer("verify", ...servers, ...prompts, "--decode-log", file);
-    expect(tcp.stdout).toMatch(/^requests\nok {4}answered .*2 prompts of 8,192 tokens, with status 200\n/);
+    expect(tcp.stdout).toMatch(
+      /^requests\nok {4}answered .*2 prompts of 8,192 tokens, with status 200\n/,
+    );
     expect(tcp.stdout).toMatch(/\n(ok|warn): this deployment is disaggregated/);
     expect(tcp.code).toBe(0);
     // Refused before a prompt is sent.

@@ -37,10 +37,17 @@ async function served(options: Parameters<typeof serveSample>[0] = {}): Promise<
   return opened;
 }
 
-async function referenceOf({ folder }: Served, tokens?: readonly number[]): Promise<CanaryReference> {
+async function referenceOf(
+  { folder }: Served,
+  tokens?: readonly number[],
+): Promise<CanaryReference> {
   const recording = await openRecording(folder);
   const [prompt] = recording.manifest.prompts;
-  return { from: "the recording", kv: await recording.kv(prompt as NonNullable<typeof prompt>), tokens };
+  return {
+    from: "the recording",
+    kv: await recording.kv(prompt as NonNullable<typeof prompt>),
+    tokens,
+  };
 }
 
 function watchOf(one: Served, pairs: readonly WatchedPair[], reference?: CanaryReference): Watch {
@@ -103,7 +110,8 @@ test(`a corrupted block is found within one round, in ${TRIES} of ${TRIES} tries
     };
     const { findings } = await watch.round();
     const region = METADATA.regionNames?.[Math.floor(block / BLOCKS)] ?? "";
-    if (findings.some(({ kind, found: text }) => kind === "kv-differs" && text.includes(region))) found += 1;
+    if (findings.some(({ kind, found: text }) => kind === "kv-differs" && text.includes(region)))
+      found += 1;
     damage = undefined;
     if ((await watch.round()).findings.length === 0) clean += 1;
   }
@@ -120,7 +128,12 @@ test(`no false alarm in ${ROUNDS} rounds; the cost of each is reported, and noth
   for (let number = 1; number <= ROUNDS; number++) {
     const { findings, cost } = await watch.round();
     expect(findings).toEqual([]);
-    expect(cost).toMatchObject({ kvBytes: bytes, prompts: 1, promptTokens: LENGTH, outputTokens: 0 });
+    expect(cost).toMatchObject({
+      kvBytes: bytes,
+      prompts: 1,
+      promptTokens: LENGTH,
+      outputTokens: 0,
+    });
   }
   await expect.poll(() => p.prefill.blocks.used).toBe(0);
   const metrics = parsePrometheusText(watch.metrics());
@@ -150,7 +163,9 @@ test("without a recording two P's are compared with each other: the finding name
 test("D's tokens are compared with the reference's", async () => {
   const p = await served({ numBlocks: 16, leaseMs: 500 });
   const answer = { choices: [{ token_ids: [1, 2, 9, 4] }] };
-  const d = new EngineServer((await answering({ "/v1/models": models, "/v1/completions": answer })).url);
+  const d = new EngineServer(
+    (await answering({ "/v1/models": models, "/v1/completions": answer })).url,
+  );
   const round = (tokens: readonly number[]) =>
     referenceOf(p, tokens).then((reference) =>
       watchOf(p, [{ prefill: p.server, decode: d }], reference).round(),
@@ -173,7 +188,9 @@ test("a fleet that is half down: the other pair is checked, and a single round i
   const round = await watchOf(p, [gone, { prefill: p.server, decode: undefined }]).round();
   expect(round.findings).toMatchObject([{ kind: "unreachable", server: "http://127.0.0.1:1" }]);
   expect(round.cost.prompts).toBe(1);
-  expect(() => requireAnswers(round)).toThrow(/1 of the servers do not answer: http:\/\/127\.0\.0\.1:1 /);
+  expect(() => requireAnswers(round)).toThrow(
+    /1 of the servers do not answer: http:\/\/127\.0\.0\.1:1 /,
+  );
 });
 
 test("counters that grow are found once; a restarted server counts from its new value", () => {
@@ -214,7 +231,11 @@ test("regions that share a base address are found by name", () => {
 
 test("KV events and side channels on every address are found: as announced, and by the sockets of this host", async () => {
   const sources = {
-    "0": { enable_kv_cache_events: true, endpoint: "tcp://*:5557", replay_endpoint: "tcp://127.0.0.1:5558" },
+    "0": {
+      enable_kv_cache_events: true,
+      endpoint: "tcp://*:5557",
+      replay_endpoint: "tcp://127.0.0.1:5558",
+    },
     "1": { enable_kv_cache_events: false, endpoint: "tcp://*:5559" },
   };
   const server = new EngineServer((await answering({ "/kv_event_sources": sources })).url);
@@ -224,7 +245,9 @@ test("KV events and side channels on every address are found: as announced, and 
     () => socket.close(),
     () => inner.close(),
   );
-  await Promise.all([socket, inner].map((each) => new Promise((resolve) => each.once("listening", resolve))));
+  await Promise.all(
+    [socket, inner].map((each) => new Promise((resolve) => each.once("listening", resolve))),
+  );
   const at = async (host: string, port: number) =>
     (await wideAddresses(server, { host, port })).map(({ found }) => found);
   const events = "KV events listen on tcp://*:5557";
@@ -241,17 +264,28 @@ test("the metrics of a headless prefill server have the connector's names", asyn
   const p = await served();
   await watchOf(p, [{ prefill: p.server, decode: undefined }]).round();
   const samples = await p.server.metrics();
-  for (const name of [METRICS.failedTransfers, METRICS.expiredRequests, METRICS.notificationsAfterExpiry])
+  for (const name of [
+    METRICS.failedTransfers,
+    METRICS.expiredRequests,
+    METRICS.notificationsAfterExpiry,
+  ])
     expect(samples.sum(`${name}_total`)).toBe(0);
 });
 
 test("--once with a server that is down exits with 2 and names it; the webhook gets the finding", async () => {
   const hook = await answering({ "/hook": {} });
   const { code, stdout, stderr } = await runKvPeer(
-    ...["watch", "--once", "--pair", "http://127.0.0.1:1", "--webhook", `${hook.url}/hook`],
+    "watch",
+    "--once",
+    "--pair",
+    "http://127.0.0.1:1",
+    "--webhook",
+    `${hook.url}/hook`,
   );
   expect(code).toBe(2);
-  expect(stdout).toMatch(/^unreachable {2}http:\/\/127\.0\.0\.1:1: .*\nround 1: 1 finding; cost \d+ ms/);
+  expect(stdout).toMatch(
+    /^unreachable {2}http:\/\/127\.0\.0\.1:1: .*\nround 1: 1 finding; cost \d+ ms/,
+  );
   expect(stderr).toMatch(/1 of the servers do not answer: .* \[KV_PROXY_UPSTREAM_FAILED\]/);
   expect(JSON.parse(hook.bodies[0] ?? "")).toMatchObject({
     kind: "unreachable",
@@ -268,7 +302,9 @@ test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends
   const url = () => /metrics at (http:\S+)/.exec(stderr)?.[1];
   await expect.poll(url, { timeout: 20_000 }).toBeDefined();
   const metrics = async () => parsePrometheusText(await (await fetch(url() ?? "")).text());
-  await expect.poll(async () => (await metrics()).sum("kv_watch_rounds_total"), { timeout: 20_000 }).toBe(1);
+  await expect
+    .poll(async () => (await metrics()).sum("kv_watch_rounds_total"), { timeout: 20_000 })
+    .toBe(1);
   expect((await metrics()).sum("kv_watch_findings_total")).toBe(1);
   expect((await fetch(new URL("/", url()))).status).toBe(404);
   const { maxConnectionsPerAddress } = WATCH_METRICS_LIMITS;
@@ -284,7 +320,11 @@ test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends
 
 test.each([
   ["no pair", [], /required option/],
-  ["three servers", ["--pair", "http://a,http://b,http://c"], /has 3 servers; a pair has one or two/],
+  [
+    "three servers",
+    ["--pair", "http://a,http://b,http://c"],
+    /has 3 servers; a pair has one or two/,
+  ],
   ["a side channel", ["--pair", "127.0.0.1:5600"], /is not a URL/],
   ["no recording", ["--pair", "http://a", "--against", "/nowhere"], /cannot be read/],
   ["a tolerance of bytes", ["--pair", "http://a", "--tolerance", "1"], /bytes are compared/],

@@ -51,7 +51,8 @@ function altered(file: string, from: string | RegExp, to: string): string {
   return tree;
 }
 
-const python = (script: string, ...args: string[]) => execFileSync("python3", ["-c", script, ...args]);
+const python = (script: string, ...args: string[]) =>
+  execFileSync("python3", ["-c", script, ...args]);
 
 function wheelOf(tree: string): string {
   const wheel = `${tree}.whl`;
@@ -368,13 +369,16 @@ test.each([
     "remote_prefill_cached_tokens",
     "cached",
   ],
-])("%s have no order: one is removed, and another is added", async (section, file, from, to, old, now) => {
-  const { differences } = await reportOf(altered(file, from, to));
-  expect(differences).toEqual([
-    { section, name: old, change: "removed", before: "" },
-    { section, name: now, change: "added", after: "" },
-  ]);
-});
+])(
+  "%s have no order: one is removed, and another is added",
+  async (section, file, from, to, old, now) => {
+    const { differences } = await reportOf(altered(file, from, to));
+    expect(differences).toEqual([
+      { section, name: old, change: "removed", before: "" },
+      { section, name: now, change: "added", after: "" },
+    ]);
+  },
+);
 
 test("a member that a request inherits is found, and those of releases whose requests are not described are not compared", async () => {
   const base = altered(
@@ -405,7 +409,11 @@ test("sources without an API server have no requests to compare, and the report 
 
 test("a new release is compared with the most similar described one, and a release without its number too", async () => {
   const release = await reportOf(altered("vllm/_version.py", "0.33.0", "0.99.0"));
-  expect(release).toMatchObject({ vllm: "0.99.0", comparedWith: { version: "0.33.0" }, differences: [] });
+  expect(release).toMatchObject({
+    vllm: "0.99.0",
+    comparedWith: { version: "0.33.0" },
+    differences: [],
+  });
   const older = altered(METADATA, "VERSION: int = 15", "VERSION: int = 14");
   rmSync(join(older, "vllm/_version.py"));
   for (const [from, to] of [
@@ -423,7 +431,8 @@ test("a new release is compared with the most similar described one, and a relea
 });
 
 test("field.md P2: a new raise or assert in a function of the connector is reported with its place; one that a release has is not", async () => {
-  const check = 'if meta.block_size > 99:\n            raise ValueError(f"blocks of {meta.block_size}")';
+  const check =
+    'if meta.block_size > 99:\n            raise ValueError(f"blocks of {meta.block_size}")';
   const known = "assert self.transfer_topo is not None";
   const code = `\n\nclass NixlBaseConnectorWorker:\n    def _validate_remote_agent_handshake(self, meta):\n        ${known}\n        ${check}\n        raise\n`;
   const tree = altered(WORKER, /$/, code);
@@ -456,7 +465,11 @@ test.skipIf(!existsSync(join(peer, "vllm33")))(
 );
 
 test("text of a wheel is shown without control characters", async () => {
-  const tree = altered(METADATA, '"transfer_mode": mode,', '"transfer_mode": mode, "\\x1b[2J\\nx": 1,');
+  const tree = altered(
+    METADATA,
+    '"transfer_mode": mode,',
+    '"transfer_mode": mode, "\\x1b[2J\\nx": 1,',
+  );
   const { stdout } = await runKvPeer("wire", tree);
   expect(stdout).toContain(" \\u001b[2J x\n");
 });
@@ -503,12 +516,14 @@ test.each(
       ],
       [
         "many files that are larger than the limit together",
-        () => zip("many.whl", `for i in range(40): z.writestr(f"${NIXL}/x{i}.py", b" " * (4 * 2**20))`),
+        () =>
+          zip("many.whl", `for i in range(40): z.writestr(f"${NIXL}/x{i}.py", b" " * (4 * 2**20))`),
         "larger than 134217728 bytes",
       ],
       [
         "too many entries",
-        () => zip("entries.whl", 'for i in range(100_001): z.writestr(zipfile.ZipInfo(f"{i}"), "")'),
+        () =>
+          zip("entries.whl", 'for i in range(100_001): z.writestr(zipfile.ZipInfo(f"{i}"), "")'),
         "has 100001 entries",
       ],
       [
@@ -536,7 +551,11 @@ test.each(
         },
         "is not a readable wheel",
       ],
-      ["a syntax error", () => altered(METADATA, "engine_id: str", "engine_id str"), `${METADATA}: Python `],
+      [
+        "a syntax error",
+        () => altered(METADATA, "engine_id: str", "engine_id str"),
+        `${METADATA}: Python `,
+      ],
       [
         "deep nesting",
         () => altered(METADATA, "config.hma", `${"(".repeat(5000)}1${")".repeat(5000)}`),
@@ -592,7 +611,13 @@ test("the command exits with 0 for a known wire, 1 for a difference and 2 for ba
     connectorVersion: 16,
     comparedWith: { version: "0.33.0" },
     differences: [
-      { section: "connector", name: "NIXL_CONNECTOR_VERSION", change: "changed", before: "15", after: "16" },
+      {
+        section: "connector",
+        name: "NIXL_CONNECTOR_VERSION",
+        change: "changed",
+        before: "15",
+        after: "16",
+      },
     ],
   });
   expect(bad.code).toBe(2);

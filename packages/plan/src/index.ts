@@ -1,5 +1,9 @@
 export { withCellBytes } from "./engine/cell-bytes.js";
-export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
+export {
+  type CompatibilityOptions,
+  checkCompatibility,
+  type PairFacts,
+} from "./engine/compatibility.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
 export type {
   BlockOrder,
@@ -21,11 +25,21 @@ export type {
   RegionGeometry,
   StateSpaceGeometry,
 } from "./geometry/rank-geometry.js";
-export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
+export type {
+  CacheKind,
+  Piece,
+  PieceContext,
+  PiecePlace,
+  SourcePosition,
+} from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, registerCacheKind } from "./kinds/registry.js";
 export { applyReceivePass, uncoveredRuns } from "./receive/apply-receive-pass.js";
-export { type ExchangeOptions, exchangedBlocks, groupBlockTokens } from "./request/exchanged-blocks.js";
+export {
+  type ExchangeOptions,
+  exchangedBlocks,
+  groupBlockTokens,
+} from "./request/exchanged-blocks.js";
 export { planRequest } from "./request/request-plan.js";
 export type {
   ReceivePass,

@@ -3,7 +3,9 @@ import type { BuildPlanOptions } from "./engine/engine-plan.js";
 import type { RankGeometry } from "./geometry/rank-geometry.js";
 
 /** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */
-export function sampleRank(change: Partial<RankGeometry> & { blockLengthBytes?: number } = {}): RankGeometry {
+export function sampleRank(
+  change: Partial<RankGeometry> & { blockLengthBytes?: number } = {},
+): RankGeometry {
   const { blockLengthBytes, ...rest } = change;
   const { tpSize = 1, kernelBlockSize = 16 } = change;
   const lengthBytes = blockLengthBytes ?? Math.max(1, Math.floor(4 / tpSize)) * kernelBlockSize * 8;

@@ -1,6 +1,10 @@
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
-import { replayBlockIds, replayDescriptors, replayValidate } from "../../../tools/conformance/families.js";
+import {
+  replayBlockIds,
+  replayDescriptors,
+  replayValidate,
+} from "../../../tools/conformance/families.js";
 import { judge } from "../../../tools/conformance/outcome.js";
 import { readVectors } from "../../../tools/conformance/vector-file.js";
 
@@ -13,11 +17,14 @@ test.each([
   ({ family, replay, atLeast }) => {
     const path = fileURLToPath(new URL(`../fixtures/${family}.jsonl.gz`, import.meta.url));
     const outcomes = readVectors(path, []).map(({ line, vector }) => {
-      return { line, ...(vector === undefined ? { kind: "unread" } : judge(family, replay, vector)) };
+      return {
+        line,
+        ...(vector === undefined ? { kind: "unread" } : judge(family, replay, vector)),
+      };
     });
     expect(outcomes.filter(({ kind }) => kind !== "passed" && kind !== "beyond")).toEqual([]);
-    expect(outcomes.filter(({ kind }) => kind === "passed" || kind === "beyond").length).toBeGreaterThan(
-      atLeast,
-    );
+    expect(
+      outcomes.filter(({ kind }) => kind === "passed" || kind === "beyond").length,
+    ).toBeGreaterThan(atLeast);
   },
 );

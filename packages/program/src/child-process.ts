@@ -14,7 +14,10 @@ export interface ChildError {
   readonly hint?: string | undefined;
 }
 
-/** A message of a child process to its owner: the step that begins, or an answer, which is a value or an error. */
+/**
+ * A message of a child process to its owner: the step that begins, or an answer, which is a value
+ * or an error.
+ */
 export type ChildMessage =
   | { readonly step: string }
   | { readonly value?: unknown; readonly error?: ChildError | undefined };
@@ -27,7 +30,10 @@ export interface ChildOptions {
   readonly args?: readonly string[] | undefined;
   /** Its whole environment. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
-  /** What becomes of its stdout and stderr: kept for errors, or passed on to this process's stderr. @default "kept" */
+  /**
+   * What becomes of its stdout and stderr: kept for errors, or passed on to this process's stderr.
+   * @default "kept"
+   */
   readonly output?: "kept" | "stderr" | undefined;
 }
 
@@ -48,7 +54,10 @@ export interface Awaited {
 const KEPT_CHARACTERS = 1 << 20;
 const CLOSE_TIMEOUT_MS = 10_000;
 
-/** A Node process that ends when this one does, and talks to it over Node's IPC channel, because libraries write to stdout. */
+/**
+ * A Node process that ends when this one does, and talks to it over Node's IPC channel, because
+ * libraries write to stdout.
+ */
 export class ChildProcess {
   /** Resolves with how it ended: an exit code, a signal, or why it was not started. */
   readonly ended: Promise<string>;
@@ -58,7 +67,10 @@ export class ChildProcess {
   #wake: () => void = () => {};
   #hasEnded = false;
 
-  /** Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which would start itself, and where `node --permission` allows no children. */
+  /**
+   * Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which
+   * would start itself, and where `node --permission` allows no children.
+   */
   constructor({ module, args = [], env = process.env, output = "kept" }: ChildOptions) {
     requireNode(module);
     const to = output === "kept" ? "pipe" : 2;
@@ -105,7 +117,10 @@ export class ChildProcess {
     return this.#messages.shift();
   }
 
-  /** The value of the next answer. Rejects with the child's own error, or with that of `awaited` when the process ends or is too slow. */
+  /**
+   * The value of the next answer. Rejects with the child's own error, or with that of `awaited`
+   * when the process ends or is too slow.
+   */
   async answer<T>({ what, code, hint, prefix = "", timeoutMs }: Awaited): Promise<T> {
     let late = false;
     const timer =
@@ -118,7 +133,10 @@ export class ChildProcess {
     clearTimeout(timer);
     if (message === undefined) {
       const how = late ? `no answer within ${Number(timeoutMs) / 1000} s` : await this.ended;
-      throw new KvError(code, `${what}: ${how}`, { hint, details: { output: lastLines(this.#output) } });
+      throw new KvError(code, `${what}: ${how}`, {
+        hint,
+        details: { output: lastLines(this.#output) },
+      });
     }
     if ("error" in message && message.error !== undefined) throw errorOf(prefix, message.error);
     return ("value" in message ? message.value : undefined) as T;
@@ -129,7 +147,8 @@ export class ChildProcess {
     const method = kept ? "ref" : "unref";
     this.#process[method]();
     this.#process.channel?.[method]();
-    for (const stream of [this.#process.stdout, this.#process.stderr]) (stream as Socket | null)?.[method]();
+    for (const stream of [this.#process.stdout, this.#process.stderr])
+      (stream as Socket | null)?.[method]();
   }
 
   /** Kills the process. */
@@ -137,7 +156,10 @@ export class ChildProcess {
     this.#process.kill("SIGKILL");
   }
 
-  /** Ends the process: closes the channel, or sends the signal; kills it 10 s later. Resolves when it has ended. */
+  /**
+   * Ends the process: closes the channel, or sends the signal; kills it 10 s later. Resolves when
+   * it has ended.
+   */
   async close(signal?: NodeJS.Signals): Promise<void> {
     this.keepAlive(true);
     if (signal !== undefined) this.#process.kill(signal);
@@ -148,7 +170,10 @@ export class ChildProcess {
   }
 }
 
-/** Refuses to run a module with a program that is not Node: a single executable application starts itself, whatever its arguments are. And names what `node --permission` needs. */
+/**
+ * Refuses to run a module with a program that is not Node: a single executable application starts
+ * itself, whatever its arguments are. And names what `node --permission` needs.
+ */
 function requireNode(module: string): void {
   const { permission } = process as { permission?: { has(scope: string): boolean } };
   const isSea = process.getBuiltinModule("node:sea")?.isSea() === true;

@@ -3,13 +3,17 @@ import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
 import type { ChildMessage } from "./child-process.js";
 
-/** Kills this process when its owner has ended. A thread of its own, because the main one may hang in a library. */
+/**
+ * Kills this process when its owner has ended. A thread of its own, because the main one may hang
+ * in a library.
+ */
 const WATCH = `const { workerData: owner } = require("node:worker_threads");
 setInterval(() => process.ppid === owner || process.kill(process.pid, "SIGKILL"), 500);`;
 
 /**
- * Ends this process when its owner has ended: at once when the channel to it closes, also where it closed before this call, and within a second where the main thread is busy.
- * Does nothing in a process that was started without a channel.
+ * Ends this process when its owner has ended: at once when the channel to it closes, also where it
+ * closed before this call, and within a second where the main thread is busy. Does nothing in a
+ * process that was started without a channel.
  */
 export function endWithOwner(exitCode = 1): void {
   if (process.send === undefined) return;
@@ -20,8 +24,10 @@ export function endWithOwner(exitCode = 1): void {
 }
 
 /**
- * The whole of a child process: runs a task and answers its owner with the value, or with the error that it threw. Then the channel closes and the process may end.
- * A task that does not return answers with `sendToOwner`; its process ends when the owner closes the channel. The process never outlives its owner.
+ * The whole of a child process: runs a task and answers its owner with the value, or with the error
+ * that it threw. Then the channel closes and the process may end. A task that does not return
+ * answers with `sendToOwner`; its process ends when the owner closes the channel. The process never
+ * outlives its owner.
  */
 export async function runTask(task: () => unknown): Promise<void> {
   endWithOwner(0);

@@ -5,8 +5,14 @@ import { EXIT_CODES } from "./run-program.js";
 const STATUSES = ["ok", "note", "warn", "fail"] as const;
 const VERDICTS = ["ok", "warn", "fail"] as const;
 
-/** The zod schemas of a doctor's checks and of its report, as it prints it with `--json`. `areas` are the groups of checks; `exampleId` is for the description of `id`. */
-export function doctorSchemas<const Area extends string>(areas: readonly Area[], exampleId: string) {
+/**
+ * The zod schemas of a doctor's checks and of its report, as it prints it with `--json`. `areas`
+ * are the groups of checks; `exampleId` is for the description of `id`.
+ */
+export function doctorSchemas<const Area extends string>(
+  areas: readonly Area[],
+  exampleId: string,
+) {
   const check = z.object({
     id: z.string().describe(`Stable name, such as ${exampleId}.`),
     area: z.enum(areas),
@@ -18,7 +24,10 @@ export function doctorSchemas<const Area extends string>(areas: readonly Area[],
       ),
     found: z.string().describe("What was found, for people."),
     fix: z.string().optional().describe("How to fix it."),
-    details: z.record(z.string(), z.unknown()).optional().describe("The finding in a form for programs."),
+    details: z
+      .record(z.string(), z.unknown())
+      .optional()
+      .describe("The finding in a form for programs."),
   });
   const report = z.object({
     version: z.literal(1),
@@ -60,7 +69,10 @@ export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): AnyRep
 
 const INDENT = "      ";
 
-/** A report as text: one line for each check, its fix below, and at the end the verdict with its text of `summary`. */
+/**
+ * A report as text: one line for each check, its fix below, and at the end the verdict with its
+ * text of `summary`.
+ */
 export function checksText(
   { checks, verdict }: AnyReport<AnyCheck>,
   summary: Readonly<Record<(typeof VERDICTS)[number], string>>,
@@ -81,10 +93,15 @@ export function checksText(
   return `${lines.join("\n")}\n\n${verdict}: ${summary[verdict]}\n`;
 }
 
-/** Prints a doctor's report, as `text` or as JSON. The program's exit code is 1 when a check failed. */
+/**
+ * Prints a doctor's report, as `text` or as JSON. The program's exit code is 1 when a check failed.
+ */
 export function printDoctorReport<C extends AnyCheck>(
   report: AnyReport<C>,
-  { json, text }: { readonly json: boolean | undefined; readonly text: (report: AnyReport<C>) => string },
+  {
+    json,
+    text,
+  }: { readonly json: boolean | undefined; readonly text: (report: AnyReport<C>) => string },
 ): void {
   if (json === true) printJson(report);
   else print(text(report));

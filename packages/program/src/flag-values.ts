@@ -1,4 +1,7 @@
-/** The values of flags, read as commander's argument parsers. Each throws what `refuseValue` throws for a value that it does not take. */
+/**
+ * The values of flags, read as commander's argument parsers. Each throws what `refuseValue` throws
+ * for a value that it does not take.
+ */
 
 /** Refuses a flag's value: commander prints the message after the flag and the value. */
 export function refuseValue(message: string): never {
@@ -70,7 +73,10 @@ export interface HostAndPort {
   readonly port: number;
 }
 
-/** "host:port", or a port alone of 127.0.0.1; port 0 takes a free one. An IPv6 address is in brackets. */
+/**
+ * "host:port", or a port alone of 127.0.0.1; port 0 takes a free one. An IPv6 address is in
+ * brackets.
+ */
 export function listenAddress(text: string): HostAndPort {
   const [, host = "127.0.0.1", digits = ""] = /^(?:(.+):)?(\d+)$/.exec(text) ?? [];
   if (digits === "") refuseValue("It must be a port or host:port, such as 10.0.0.7:18515.");
@@ -90,7 +96,9 @@ export function httpUrl(text: string): string {
 }
 
 /** Reads one of these words, in lower or upper case. */
-export function oneOf<const Word extends string>(...words: readonly Word[]): (text: string) => Word {
+export function oneOf<const Word extends string>(
+  ...words: readonly Word[]
+): (text: string) => Word {
   return (text) =>
     words.find((word) => word.toLowerCase() === text.toLowerCase()) ??
     refuseValue(`It must be one of ${words.join(", ")}.`);

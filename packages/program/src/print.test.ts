@@ -9,7 +9,8 @@ test("what a terminal obeys is shown, everything else stays", () => {
   );
   const changed = ALL.filter((character) => printable(character) !== character);
   const codes = changed.map((character) => character.charCodeAt(0));
-  const range = (from: number, to: number) => Array.from({ length: to - from + 1 }, (_, at) => from + at);
+  const range = (from: number, to: number) =>
+    Array.from({ length: to - from + 1 }, (_, at) => from + at);
   expect(codes).toEqual([
     ...range(0, 8),
     ...range(0x0b, 0x1f),

@@ -2,7 +2,10 @@ import type { ChildProcess } from "node:child_process";
 import type { Readable } from "node:stream";
 import { finished } from "node:stream/promises";
 
-/** How long the output of a process that has ended is read: a process that it started may hold it open. */
+/**
+ * How long the output of a process that has ended is read: a process that it started may hold it
+ * open.
+ */
 const OUTPUT_MS = 1000;
 
 /** How a process ended. */
@@ -31,7 +34,11 @@ export function processEnd(child: ChildProcess): Promise<ProcessEnd> {
         for (const stream of streams) stream.destroy();
         if (child.connected) child.disconnect();
       }, OUTPUT_MS);
-      const end = { exitCode: code ?? undefined, how: signal ?? `exit code ${code}`, isFound: true };
+      const end = {
+        exitCode: code ?? undefined,
+        how: signal ?? `exit code ${code}`,
+        isFound: true,
+      };
       void Promise.all(read).then(() => {
         clearTimeout(timer);
         resolve(end);

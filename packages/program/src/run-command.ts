@@ -27,7 +27,10 @@ export async function runCommand(
   args: readonly string[],
   { env = process.env, timeoutMs, onLine }: CommandOptions = {},
 ): Promise<CommandResult> {
-  const child = spawn(program, args, { stdio: ["ignore", "pipe", "pipe"], env: env as NodeJS.ProcessEnv });
+  const child = spawn(program, args, {
+    stdio: ["ignore", "pipe", "pipe"],
+    env: env as NodeJS.ProcessEnv,
+  });
   const kept = { stdout: "", stderr: "" };
   for (const name of ["stdout", "stderr"] as const) {
     let rest = "";
@@ -51,5 +54,9 @@ export async function runCommand(
     }, timeoutMs);
   const end = await processEnd(child);
   clearTimeout(timer);
-  return { ...end, ...(late ? { how: `no end within ${Number(timeoutMs) / 1000} s` } : {}), ...kept };
+  return {
+    ...end,
+    ...(late ? { how: `no end within ${Number(timeoutMs) / 1000} s` } : {}),
+    ...kept,
+  };
 }

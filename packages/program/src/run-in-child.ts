@@ -1,4 +1,9 @@
-import { type ChildError, type ChildMessage, type ChildOptions, ChildProcess } from "./child-process.js";
+import {
+  type ChildError,
+  type ChildMessage,
+  type ChildOptions,
+  ChildProcess,
+} from "./child-process.js";
 import { lastLines } from "./last-lines.js";
 
 /** How a task in a child process ended. */
@@ -38,13 +43,18 @@ export type ChildFailure =
 export interface RunOptions extends Omit<ChildOptions, "output"> {
   /** The process is killed when a step takes longer. A task without steps is one step. */
   readonly timeoutMs: number;
-  /** The process is killed when it has not named its first step after this long. @default timeoutMs */
+  /**
+   * The process is killed when it has not named its first step after this long. @default timeoutMs
+   */
   readonly startTimeoutMs?: number | undefined;
   /** What `receiveRequest` of the task returns. */
   readonly request?: object | undefined;
 }
 
-/** Runs a task in a process of its own, so that a crash or a hang does not affect this one. The module calls `runTask`. Never rejects. */
+/**
+ * Runs a task in a process of its own, so that a crash or a hang does not affect this one. The
+ * module calls `runTask`. Never rejects.
+ */
 export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T>> {
   const { timeoutMs, startTimeoutMs = timeoutMs, request } = options;
   let child: ChildProcess;
@@ -76,7 +86,8 @@ export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T
   const { output } = child;
   if (answer?.error !== undefined) return { kind: "failed", error: answer.error, output };
   const missing = answer === undefined ? "answer" : "end";
-  if (late) return { kind: "timeout", how: `no ${missing} within ${limitMs / 1000} s`, step, output };
+  if (late)
+    return { kind: "timeout", how: `no ${missing} within ${limitMs / 1000} s`, step, output };
   // A crash after the answer is one too: a program that does the same work would crash.
   if (answer === undefined || how !== "exit code 0") return { kind: "crashed", how, step, output };
   return { kind: "answered", value: answer.value as T, output };

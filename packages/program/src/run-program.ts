@@ -3,18 +3,26 @@ import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { print, printError } from "./print.js";
 
-/** Exit codes of the programs: 0, or 1 when a check, a limit or a comparison failed, or 2 for a wrong call and for a program that could not run. */
+/**
+ * Exit codes of the programs: 0, or 1 when a check, a limit or a comparison failed, or 2 for a
+ * wrong call and for a program that could not run.
+ */
 export const EXIT_CODES = { ok: 0, failed: 1, couldNotRun: 2 } as const;
 
 /**
- * Runs a program's main function. A `KvError` is printed as `program: message [CODE]` with its hint on the next line. The errors and help of
- * commander, which has printed them already (with `commanderOutput`), give their exit codes only (commander with `exitOverride`). A reader of the output that goes
- * away (`| head -1`) ends the program quietly; stdout that cannot be written, such as a file on a full disk, ends it with an error.
+ * Runs a program's main function. A `KvError` is printed as `program: message [CODE]` with its hint
+ * on the next line. The errors and help of commander, which has printed them already (with
+ * `commanderOutput`), give their exit codes only (commander with `exitOverride`). A reader of the
+ * output that goes away (`| head -1`) ends the program quietly; stdout that cannot be written, such
+ * as a file on a full disk, ends it with an error.
  */
 export async function runProgram(name: string, main: () => unknown): Promise<void> {
   process.stdout.on("error", (error: NodeJS.ErrnoException) => {
     if (error.code === "EPIPE") process.exit();
-    const unwritten = new KvError("KV_CONFIG_INVALID", `stdout cannot be written: ${error.message}`);
+    const unwritten = new KvError(
+      "KV_CONFIG_INVALID",
+      `stdout cannot be written: ${error.message}`,
+    );
     process.exit(reportFailure(name, unwritten));
   });
   // What cannot be written to stderr is lost: there is nowhere to say so.
@@ -26,9 +34,15 @@ export async function runProgram(name: string, main: () => unknown): Promise<voi
   }
 }
 
-/** As `runProgram` handles what a main function throws: writes the error, to stderr by default, and returns the exit code. */
+/**
+ * As `runProgram` handles what a main function throws: writes the error, to stderr by default, and
+ * returns the exit code.
+ */
 export function reportFailure(name: string, thrown: unknown, write = printError): number {
-  const { code, exitCode } = (thrown ?? {}) as { readonly code?: unknown; readonly exitCode?: unknown };
+  const { code, exitCode } = (thrown ?? {}) as {
+    readonly code?: unknown;
+    readonly exitCode?: unknown;
+  };
   if (typeof code === "string" && code.startsWith("commander."))
     return exitCode === 0 ? EXIT_CODES.ok : EXIT_CODES.couldNotRun;
   const error = KvError.from(thrown, "KV_INTERNAL", `${name} failed`);
@@ -41,8 +55,9 @@ export function reportFailure(name: string, thrown: unknown, write = printError)
 const HELP_COLUMNS = 100;
 
 /**
- * For commander's `configureOutput`: its errors (`error: message`, then advice) are printed as `reportFailure` prints a `KvError`, with the code
- * `KV_CONFIG_INVALID`; the help has the width of the terminal, 100 columns at most. `name`: the program's.
+ * For commander's `configureOutput`: its errors (`error: message`, then advice) are printed as
+ * `reportFailure` prints a `KvError`, with the code `KV_CONFIG_INVALID`; the help has the width of
+ * the terminal, 100 columns at most. `name`: the program's.
  */
 export function commanderOutput(name: string) {
   const width = () => Math.min(process.stdout.columns ?? HELP_COLUMNS, HELP_COLUMNS);
@@ -63,8 +78,9 @@ export function commanderOutput(name: string) {
 const INTERRUPTED_MS = 900;
 
 /**
- * Calls `stop` at the first Ctrl-C (SIGINT), to close what is open. A program that has not ended 0.9 s later, such as one that waits for a server that does not
- * answer, is ended then with exit code 130; a second Ctrl-C ends it at once.
+ * Calls `stop` at the first Ctrl-C (SIGINT), to close what is open. A program that has not ended
+ * 0.9 s later, such as one that waits for a server that does not answer, is ended then with exit
+ * code 130; a second Ctrl-C ends it at once.
  */
 export function onInterrupt(stop: () => unknown): void {
   process.once("SIGINT", () => {
@@ -74,7 +90,10 @@ export function onInterrupt(stop: () => unknown): void {
   });
 }
 
-/** The version of the package that a module belongs to, from the nearest `package.json` above it. `module`: `import.meta.url`. */
+/**
+ * The version of the package that a module belongs to, from the nearest `package.json` above it.
+ * `module`: `import.meta.url`.
+ */
 export function packageVersion(module: string): string {
   for (let folder = new URL(".", module); ; folder = new URL("..", folder)) {
     try {

@@ -81,7 +81,10 @@ test("a collector that refuses does not throw: the loss is logged once, and at t
     ...silentLog,
     warn: (event: string, fields?: object) => void warnings.push({ event, ...fields }),
   };
-  const output = openSpanOutput({ env: { OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `${endpoint}/x` }, log });
+  const output = openSpanOutput({
+    env: { OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `${endpoint}/x` },
+    log,
+  });
   for (let i = 0; i < 12; i++) output?.write("{}");
   await output?.close();
   expect(warnings).toEqual([

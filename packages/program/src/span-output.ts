@@ -3,7 +3,10 @@ import { KvError, type Log } from "@kv/interface";
 
 /** Where a program's spans go: what `openSpanOutput` opened. */
 export interface SpanOutput {
-  /** Writes spans in OTLP JSON (`ExportTraceServiceRequest`), one line without its break. Does not wait, and does not throw. */
+  /**
+   * Writes spans in OTLP JSON (`ExportTraceServiceRequest`), one line without its break. Does not
+   * wait, and does not throw.
+   */
   readonly write: (line: string) => void;
   /** Resolves when everything was written or dropped. */
   close(): Promise<void>;
@@ -14,10 +17,12 @@ const MAX_WAITING_BYTES = 16 * 2 ** 20;
 const POST_TIMEOUT_MS = 10_000;
 
 /**
- * Opens the outputs for spans that a program was asked for: `file`, which it appends to, and the collector of
- * `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or of `OTEL_EXPORTER_OTLP_ENDPOINT` with `/v1/traces` (OTLP over HTTP in JSON, headers of
- * `OTEL_EXPORTER_OTLP_HEADERS`). Undefined where neither is given. Spans that cannot be written are dropped and logged. Errors:
- * `KV_CONFIG_INVALID` for a file that cannot be opened, an endpoint that is no URL, and a protocol other than http/json.
+ * Opens the outputs for spans that a program was asked for: `file`, which it appends to, and the
+ * collector of `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or of `OTEL_EXPORTER_OTLP_ENDPOINT` with
+ * `/v1/traces` (OTLP over HTTP in JSON, headers of `OTEL_EXPORTER_OTLP_HEADERS`). Undefined where
+ * neither is given. Spans that cannot be written are dropped and logged. Errors:
+ * `KV_CONFIG_INVALID` for a file that cannot be opened, an endpoint that is no URL, and a protocol
+ * other than http/json.
  */
 export function openSpanOutput(options: {
   readonly file?: string | undefined;
@@ -27,7 +32,9 @@ export function openSpanOutput(options: {
   const { file, env, log } = options;
   const outputs = [
     ...(file === undefined ? [] : [fileOutput(file, log)]),
-    ...(collectorUrl(env) === undefined ? [] : [collectorOutput(collectorUrl(env) as URL, env, log)]),
+    ...(collectorUrl(env) === undefined
+      ? []
+      : [collectorOutput(collectorUrl(env) as URL, env, log)]),
   ];
   const [first, second] = outputs;
   if (first === undefined || second === undefined) return first;
@@ -47,7 +54,9 @@ function fileOutput(file: string, log: Log): SpanOutput {
     // Request ids and addresses are for their owner only.
     fd = openSync(file, "a", 0o600);
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
+    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, {
+      cause,
+    });
   }
   const dropped = dropLog(log, file);
   const stream = createWriteStream(file, { fd });
@@ -58,7 +67,8 @@ function fileOutput(file: string, log: Log): SpanOutput {
         dropped("the file is too slow");
       else stream.write(`${line}\n`);
     },
-    close: () => new Promise((resolve) => (stream.destroyed ? resolve() : stream.end(() => resolve()))),
+    close: () =>
+      new Promise((resolve) => (stream.destroyed ? resolve() : stream.end(() => resolve()))),
   };
 }
 
@@ -81,10 +91,19 @@ function collectorUrl(env: Readonly<Record<string, string | undefined>>): URL | 
   );
 }
 
-function collectorOutput(url: URL, env: Readonly<Record<string, string | undefined>>, log: Log): SpanOutput {
-  const pairs = (env["OTEL_EXPORTER_OTLP_HEADERS"] ?? "").split(",").filter((pair) => pair.includes("="));
+function collectorOutput(
+  url: URL,
+  env: Readonly<Record<string, string | undefined>>,
+  log: Log,
+): SpanOutput {
+  const pairs = (env["OTEL_EXPORTER_OTLP_HEADERS"] ?? "")
+    .split(",")
+    .filter((pair) => pair.includes("="));
   const headers = Object.fromEntries(
-    pairs.map((pair) => [pair.slice(0, pair.indexOf("=")).trim(), pair.slice(pair.indexOf("=") + 1).trim()]),
+    pairs.map((pair) => [
+      pair.slice(0, pair.indexOf("=")).trim(),
+      pair.slice(pair.indexOf("=") + 1).trim(),
+    ]),
   );
   const dropped = dropLog(log, url.origin);
   let waitingBytes = 0;

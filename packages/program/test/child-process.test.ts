@@ -5,7 +5,8 @@ import { bundled } from "@kv/testing/node-programs";
 import { beforeAll, describe, expect, test } from "vitest";
 import { ChildProcess, failureText, runCommand, runInChild } from "../src/index.js";
 
-const child = (name: string) => bundled(fileURLToPath(new URL(`./children/${name}.ts`, import.meta.url)));
+const child = (name: string) =>
+  bundled(fileURLToPath(new URL(`./children/${name}.ts`, import.meta.url)));
 let module: string;
 beforeAll(async () => {
   module = await child("task");
@@ -13,8 +14,10 @@ beforeAll(async () => {
 
 /** More than a process needs to start on a busy machine. */
 const TIMEOUT_MS = 60_000;
-const run = (mode: string, more: { timeoutMs?: number; startTimeoutMs?: number; request?: object } = {}) =>
-  runInChild({ module, args: [mode], timeoutMs: TIMEOUT_MS, ...more });
+const run = (
+  mode: string,
+  more: { timeoutMs?: number; startTimeoutMs?: number; request?: object } = {},
+) => runInChild({ module, args: [mode], timeoutMs: TIMEOUT_MS, ...more });
 
 /** The text of an outcome without a value. */
 async function failure(mode: string, more = {}): Promise<string> {
@@ -25,7 +28,11 @@ async function failure(mode: string, more = {}): Promise<string> {
 
 describe("a task in a child process", () => {
   test("answers with its value", async () => {
-    expect(await run("result")).toEqual({ kind: "answered", value: { of: "the task" }, output: "" });
+    expect(await run("result")).toEqual({
+      kind: "answered",
+      value: { of: "the task" },
+      output: "",
+    });
     expect(await run("nothing")).toEqual({ kind: "answered", value: undefined, output: "" });
     const request = { long: "x".repeat(1 << 20) };
     expect(await run("request", { request })).toMatchObject({ kind: "answered", value: request });
@@ -34,7 +41,9 @@ describe("a task in a child process", () => {
   test("answers with its error", async () => {
     const error = { code: "KV_MEMORY_INVALID", message: "no memory", hint: "add some" };
     expect(await run("error")).toEqual({ kind: "failed", error, output: "" });
-    expect(await failure("error-of-node")).toBe("failed: the task failed: not a KvError [KV_INTERNAL]");
+    expect(await failure("error-of-node")).toBe(
+      "failed: the task failed: not a KvError [KV_INTERNAL]",
+    );
   });
 
   test.each([
@@ -42,7 +51,10 @@ describe("a task in a child process", () => {
     ["exit-0", "crashed: the process ended with exit code 0"],
     ["SIGKILL", "crashed: the process ended with SIGKILL\nits output ended with:\nlast words"],
     ["SIGSEGV", "crashed: the process ended with SIGSEGV\nits output ended with:\nlast words"],
-    ["result-and-crash", "crashed: the process ended with SIGSEGV\nits output ended with:\nlast words"],
+    [
+      "result-and-crash",
+      "crashed: the process ended with SIGSEGV\nits output ended with:\nlast words",
+    ],
     ["result-and-exit-3", "crashed: the process ended with exit code 3"],
   ])("%s is a crash, with how it ended and its last words", async (mode, text) => {
     expect(await failure(mode)).toBe(text);
@@ -65,7 +77,9 @@ describe("a task in a child process", () => {
     const { execPath } = process;
     process.execPath = "/nowhere/node";
     try {
-      expect(await failure("result")).toBe("crashed: the process ended with spawn /nowhere/node ENOENT");
+      expect(await failure("result")).toBe(
+        "crashed: the process ended with spawn /nowhere/node ENOENT",
+      );
     } finally {
       process.execPath = execPath;
     }
@@ -102,8 +116,14 @@ describe("a child process that serves", () => {
   });
 
   test.each([
-    ["SIGSEGV", { message: "the server did not start: SIGSEGV", details: { output: ["last words"] } }],
-    ["exit-1", { message: "the server did not start: exit code 1", details: { output: ["gives up"] } }],
+    [
+      "SIGSEGV",
+      { message: "the server did not start: SIGSEGV", details: { output: ["last words"] } },
+    ],
+    [
+      "exit-1",
+      { message: "the server did not start: exit code 1", details: { output: ["gives up"] } },
+    ],
     ["error", { code: "KV_MEMORY_INVALID", message: "p0: no memory", hint: "add some" }],
   ])("%s in place of an answer is an error", async (mode, error) => {
     const server = new ChildProcess({ module, args: [mode] });
@@ -144,21 +164,29 @@ describe("a command", () => {
     const onLine = (line: string) => lines.push(line);
     const script = "printf 'one\\n\\ntwo'; echo three >&2; exit 4";
     expect(await runCommand("sh", ["-c", script], { onLine })).toEqual({
-      ...{ exitCode: 4, how: "exit code 4", isFound: true },
-      ...{ stdout: "one\n\ntwo", stderr: "three\n" },
+      exitCode: 4,
+      how: "exit code 4",
+      isFound: true,
+      stdout: "one\n\ntwo",
+      stderr: "three\n",
     });
     expect(lines.sort()).toEqual(["one", "three", "two"]);
     expect(await runCommand("sh", ["-c", "kill -SEGV $$"])).toMatchObject({
-      ...{ exitCode: undefined, how: "SIGSEGV" },
+      exitCode: undefined,
+      how: "SIGSEGV",
     });
   });
 
   test("one that does not exist, one that does not end, and one whose child holds its output", async () => {
     expect(await runCommand("no-such-program", [])).toMatchObject({
-      ...{ exitCode: undefined, isFound: false, how: "spawn no-such-program ENOENT" },
+      exitCode: undefined,
+      isFound: false,
+      how: "spawn no-such-program ENOENT",
     });
     expect(await runCommand("sleep", ["60"], { timeoutMs: 500 })).toMatchObject({
-      ...{ exitCode: undefined, isFound: true, how: "no end within 0.5 s" },
+      exitCode: undefined,
+      isFound: true,
+      how: "no end within 0.5 s",
     });
     const startedMs = performance.now();
     expect(await runCommand("sh", ["-c", "sleep 60 & echo $!"])).toMatchObject({ exitCode: 0 });

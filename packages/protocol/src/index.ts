@@ -31,7 +31,11 @@ export {
   MSGPACK_LIMITS,
   type MsgpackLimits,
 } from "./encoding/msgpack.js";
-export { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "./handshake/agent-metadata.js";
+export {
+  type AgentMetadata,
+  decodeAgentMetadata,
+  encodeAgentMetadata,
+} from "./handshake/agent-metadata.js";
 export {
   decodeHandshakePayload,
   decodeHandshakeRefusal,

@@ -5,7 +5,14 @@ import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { connectKubernetes, createCommand, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
 import { type Log, systemClock } from "@kv/interface";
-import { onInterrupt, openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
+import {
+  onInterrupt,
+  openSpanOutput,
+  print,
+  printError,
+  reportFailure,
+  runProgram,
+} from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
 import { PROGRAM, parseCli } from "./config/cli-options.js";
 import { ADMIN_TOKEN, type ProxySettingsInput, readSettings } from "./config/settings.js";
@@ -16,8 +23,9 @@ import { WorkerGroup, type WorkerGroupAddress } from "./workers/primary.js";
 import { instanceNames, serveAsWorker } from "./workers/worker.js";
 
 /**
- * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
- * slow or shared core, V8's default is a third, which made one collection every five seconds.
+ * How much the heap may grow above its live size before the next full garbage collection, which
+ * delays all requests by tens of milliseconds. On a slow or shared core, V8's default is a third,
+ * which made one collection every five seconds.
  */
 const HEAP_GROWTH_PERCENT = 400;
 
@@ -44,7 +52,8 @@ async function main(): Promise<void> {
 
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
-    spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
+    spans &&
+    new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
   const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
   const given = { log, tracer, createDiscovery };
   const closeSpans = async () => {

@@ -33,7 +33,10 @@ export interface ProxyOptions extends ProxySettingsInput, FrontEndOptions {}
 
 /** The state of the proxy as JSON, for `/status`. */
 export interface ProxyStatus extends FleetStatus {
-  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a sidecar with `sidecar, ` before it. */
+  /**
+   * Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a
+   * sidecar with `sidecar, ` before it.
+   */
   readonly flow: string;
   /** Seconds since the proxy was created. */
   readonly uptime_s: number;
@@ -58,8 +61,8 @@ export interface ProxyAddress {
 /** A prefill/decode router. */
 export interface Proxy {
   /**
-   * Starts to serve clients, on 127.0.0.1 and port 8000 by default; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the
-   * host is not of this machine.
+   * Starts to serve clients, on 127.0.0.1 and port 8000 by default; port 0 takes a free one.
+   * Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
    */
   listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<ProxyAddress>;
   /** The present state. */
@@ -67,15 +70,18 @@ export interface Proxy {
   /** The instances of both roles, for a program that adds, drains and removes them. */
   readonly instances: Readonly<Record<Role, InstancePool>>;
   /**
-   * Refuses further requests (503), lets those in flight end within `graceMs` (default: the setting `timeouts.graceMs`), then aborts the rest. It may be
-   * called again, with a shorter grace.
+   * Refuses further requests (503), lets those in flight end within `graceMs` (default: the setting
+   * `timeouts.graceMs`), then aborts the rest. It may be called again, with a shorter grace.
    */
   close(options?: { graceMs?: number | undefined }): Promise<void>;
   /** `close` with the default grace. */
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Creates a prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
+/**
+ * Creates a prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`,
+ * `KV_CONFIG_UNKNOWN_KEY`.
+ */
 export function createProxy(options: ProxyOptions): Proxy {
   return new PrefillDecodeProxy(options);
 }
@@ -83,7 +89,10 @@ export function createProxy(options: ProxyOptions): Proxy {
 /** Relative to this file in `src` and to the bundle in `dist`. */
 export const PAGE = new URL("../page/index.html", import.meta.url);
 
-/** What the workers behind one port share: in each of them, the routes for clients show and change all. */
+/**
+ * What the workers behind one port share: in each of them, the routes for clients show and change
+ * all.
+ */
 export interface SharedByWorkers {
   /** The state of all workers. */
   status(): Promise<ProxyStatus>;
@@ -127,7 +136,8 @@ export class PrefillDecodeProxy implements Proxy {
 
   /** `shared`: of a worker, the processes beside it. */
   constructor(options: ProxyOptions, shared?: SharedByWorkers) {
-    const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
+    const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } =
+      options;
     const settings = readSettings(input);
     this.#settings = settings;
     const { sidecar, admin } = settings;
@@ -140,7 +150,8 @@ export class PrefillDecodeProxy implements Proxy {
     this.#startedAtMs = ambient.clock.now();
     // A routing strategy that is passed in may read any setting.
     if (createRouting === undefined)
-      for (const unused of unusedSettings(input, settings)) ambient.log.warn("setting-unused", { ...unused });
+      for (const unused of unusedSettings(input, settings))
+        ambient.log.warn("setting-unused", { ...unused });
     const legs = new Legs(fleet, settings);
     this.#legs = legs;
     if (settings.readback !== undefined) {
@@ -159,7 +170,14 @@ export class PrefillDecodeProxy implements Proxy {
     if (sidecar !== undefined) {
       const { allow, prefillTls: tls, kv } = sidecar;
       const { discovery } = fleet;
-      this.#named = new NamedPrefillers({ pool: fleet.pools.prefill, allow, discovery, tls, kv, ...ambient });
+      this.#named = new NamedPrefillers({
+        pool: fleet.pools.prefill,
+        allow,
+        discovery,
+        tls,
+        kv,
+        ...ambient,
+      });
     }
     warnOfOpenDoors(settings, ambient.log);
     const tls = sidecar?.tls ?? false;
@@ -234,7 +252,8 @@ export class PrefillDecodeProxy implements Proxy {
     try {
       return { ...address, adminUrl: await this.#admin?.listen() };
     } catch (error) {
-      // Without its admin routes, the proxy would serve clients and could not be observed or changed.
+      // Without its admin routes, the proxy would serve clients and could not be observed or
+      // changed.
       await server.close();
       throw error;
     }
@@ -253,10 +272,13 @@ export class PrefillDecodeProxy implements Proxy {
   /** The members that the status of vLLM's demo proxies has, by their names. */
   #demoStatus({ prefillers, decoders }: ProxyStatus): object {
     const { mode, exposeInstances } = this.#settings;
-    const nodes = (instances: readonly InstanceStatus[]) => instances.map(({ url }) => new URL(url).host);
+    const nodes = (instances: readonly InstanceStatus[]) =>
+      instances.map(({ url }) => new URL(url).host);
     const kv = this.instances.prefill.list()[0]?.kv;
     return {
-      ...{ mode, prefill_node_count: prefillers.length, decode_node_count: decoders.length },
+      mode,
+      prefill_node_count: prefillers.length,
+      decode_node_count: decoders.length,
       ...(exposeInstances && { prefill_nodes: nodes(prefillers), decode_nodes: nodes(decoders) }),
       ...(exposeInstances &&
         mode === "push" && {
@@ -308,7 +330,8 @@ export class PrefillDecodeProxy implements Proxy {
 
   #abortRequests(): void {
     this.#generation.abortAll(closingError("the proxy is closing, and the grace period is over"));
-    // Clients that have not sent their whole request keep their connections; Node's own check for them ends when the server begins to close.
+    // Clients that have not sent their whole request keep their connections; Node's own check for
+    // them ends when the server begins to close.
     void this.#generation.idle().then(() => this.#server.http.endConnections());
   }
 
@@ -336,8 +359,14 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
   return { ...rest, prefillers: counted(prefillers), decoders: counted(decoders) };
 }
 
-/** Requests name the prefill instances of a sidecar; each must be allowed. Errors: `KV_CONFIG_INVALID` where none could be. */
-function requireSidecarAllows({ sidecar, discovery }: ProxySettings, createDiscovery: unknown): void {
+/**
+ * Requests name the prefill instances of a sidecar; each must be allowed. Errors:
+ * `KV_CONFIG_INVALID` where none could be.
+ */
+function requireSidecarAllows(
+  { sidecar, discovery }: ProxySettings,
+  createDiscovery: unknown,
+): void {
   if (sidecar === undefined || sidecar.allow.length > 0) return;
   if (discovery !== undefined || createDiscovery !== undefined) return;
   const message =

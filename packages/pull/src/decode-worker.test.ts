@@ -7,12 +7,21 @@ import { DecodeWorker } from "./decode-worker.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
 const remote = {
-  ...{ engineId: "p", host: "p", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 },
-  ...{ requestId: "wire-r", blockIds: [[1]] },
+  engineId: "p",
+  host: "p",
+  port: 5600,
+  tpSize: 1,
+  dcpSize: 1,
+  ppSize: 1,
+  requestId: "wire-r",
+  blockIds: [[1]],
 };
 const order: ReceiveOrder = {
-  ...{ requestId: "r", remote, localBlockIds: [[1]] },
-  ...{ localComputedBlocks: [0], seenAtMs: 0 },
+  requestId: "r",
+  remote,
+  localBlockIds: [[1]],
+  localComputedBlocks: [0],
+  seenAtMs: 0,
 };
 
 /** A rank of D that reads from the process `i` of P. */
@@ -32,7 +41,11 @@ function setUp({
   });
   const context = {
     ...testContext({
-      ...{ agent, clock, local: testRank(), incarnation: "i", extra: { engine_ttl: 1 } },
+      agent,
+      clock,
+      local: testRank(),
+      incarnation: "i",
+      extra: { engine_ttl: 1 },
       remote(tpRanks) {
         handshakes += 1;
         return testRanks(() => testRank())(tpRanks);
@@ -40,7 +53,11 @@ function setUp({
     }),
     caches: { config: { groups: [{}] }, regions: [] } as never,
     sideChannel: {
-      request: async () => ({ frames: [encodeLeaseReply(await answer())], sentAtMs: 0, receivedAtMs: 0 }),
+      request: async () => ({
+        frames: [encodeLeaseReply(await answer())],
+        sentAtMs: 0,
+        receivedAtMs: 0,
+      }),
     } as Partial<SideChannel> as SideChannel,
   };
   const worker = new DecodeWorker(context);
@@ -59,7 +76,10 @@ function setUp({
   return { clock, step, notified, handshakes: () => handshakes };
 }
 
-/** Receives the request. P is still open after `engine_ttl`, and is notified when the blocks are released. */
+/**
+ * Receives the request. P is still open after `engine_ttl`, and is notified when the blocks are
+ * released.
+ */
 async function received(given: Parameters<typeof setUp>[0]) {
   const { clock, step, notified, handshakes } = setUp(given);
   const output = await step({ receives: [order] });
@@ -76,15 +96,23 @@ const failure = (code: KvError["code"], failureType: string) => ({
 
 test("a request is received, and its P is held open until the release", async () => {
   const output = await received({});
-  expect(output).toMatchObject({ finishedReceiving: ["r"], unverifiedReceiving: ["r"], failedReceiving: [] });
+  expect(output).toMatchObject({
+    finishedReceiving: ["r"],
+    unverifiedReceiving: ["r"],
+    failedReceiving: [],
+  });
 });
 
 test("a READ whose lists were not prepared fails the request, and its P is held open until the release", async () => {
-  expect(await received({ prepared: false })).toMatchObject(failure("KV_INTERNAL", "transfer_setup_failed"));
+  expect(await received({ prepared: false })).toMatchObject(
+    failure("KV_INTERNAL", "transfer_setup_failed"),
+  );
 });
 
 test("a request is verified when P has compared the prompts, and refused when they differ", async () => {
-  const same = await received({ answer: async () => ({ held: true, incarnation: "i", prompt: "same" }) });
+  const same = await received({
+    answer: async () => ({ held: true, incarnation: "i", prompt: "same" }),
+  });
   expect(same).toMatchObject({ finishedReceiving: ["r"], failedReceiving: [] });
   expect(same.unverifiedReceiving).toBeUndefined();
   const differs = await received({

@@ -36,10 +36,12 @@ interface Held {
 }
 
 /**
- * D's half of a worker. Every order of the scheduler becomes a separate receive, which waits for the handshake with its P without delaying the
- * step: plan, READs, a query whether P held the blocks until the end and computed the same prompt, and the receive pass. Its outcome is in the
- * worker's output at its deadline at the latest. P is notified later, when the scheduler says that no request here reads its blocks: while a READ
- * runs, another request may begin to read them, so the notification never rides on one.
+ * D's half of a worker. Every order of the scheduler becomes a separate receive, which waits for
+ * the handshake with its P without delaying the step: plan, READs, a query whether P held the
+ * blocks until the end and computed the same prompt, and the receive pass. Its outcome is in the
+ * worker's output at its deadline at the latest. P is notified later, when the scheduler says that
+ * no request here reads its blocks: while a READ runs, another request may begin to read them, so
+ * the notification never rides on one.
  */
 export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   /** The P's that this rank reads from. */
@@ -61,7 +63,8 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     const { settings, caches } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
-      ...{ failureType: "handshake_setup_failed", role: "prefill" },
+      failureType: "handshake_setup_failed",
+      role: "prefill",
       plan: (_, answer) => planPrefillEngine(context, answer, { joinsGroups: true }),
     });
     this.#heartbeats = new HeartbeatSender({
@@ -73,7 +76,10 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     this.#receivePass = new ReceivePass(caches);
     this.#receives = new PendingReceives<ReceiveOrder>(
       { ...context, tasks: this.#running, timeoutMs: settings.requestTimeoutMs },
-      { run: (receive) => this.#receive(receive), ended: (receive, error) => this.#ended(receive, error) },
+      {
+        run: (receive) => this.#receive(receive),
+        ended: (receive, error) => this.#ended(receive, error),
+      },
     );
   }
 
@@ -87,13 +93,20 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     }
     for (const remote of releases) this.#release(remote);
     for (const requestId of aborts) {
-      this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+      this.#receives.abort(
+        requestId,
+        new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`),
+      );
     }
     this.#heartbeats.change(heartbeats);
   }
 
   /** Numbers of receives, of notifications that are being sent, and of leases that are extended. */
-  outstanding(): { readonly receives: number; readonly notifications: number; readonly heartbeats: number } {
+  outstanding(): {
+    readonly receives: number;
+    readonly notifications: number;
+    readonly heartbeats: number;
+  } {
     return {
       receives: this.#receives.size,
       notifications: this.#sending.size + this.#context.notifications.size,
@@ -101,7 +114,10 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     };
   }
 
-  /** Fails every receive, and waits until no transfer can touch memory any more; at most `CLOSE_GRACE_MS`. */
+  /**
+   * Fails every receive, and waits until no transfer can touch memory any more; at most
+   * `CLOSE_GRACE_MS`.
+   */
   async close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): Promise<void> {
     const { clock, log, notifications } = this.#context;
     this.#heartbeats.close();
@@ -115,83 +131,130 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     });
   }
 
-  /** Receives a request. Settles when no transfer of it can touch memory any more. Errors: `ReceiveError`. */
+  /**
+   * Receives a request. Settles when no transfer of it can touch memory any more. Errors:
+   * `ReceiveError`.
+   */
   async #receive(receive: PendingReceive<ReceiveOrder>): Promise<void> {
     const { order, signal } = receive;
     const { clock, tracer } = this.#context;
     const reference = await this.engines.acquire(order.remote, signal).catch((error: unknown) => {
-      throw ReceiveError.from(unreachablePeer(error), "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
+      throw ReceiveError.from(
+        unreachablePeer(error),
+        "KV_HANDSHAKE_REFUSED",
+        "handshake_failed",
+        signal,
+      );
     });
     this.#hold(order.remote, reference);
     const { engine } = reference;
     const parent = order.remote.traceparent;
-    const plan = inSpan(tracer?.start("kv.plan", { parent }), () => planReceive(engine, order, signal));
+    const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
+      planReceive(engine, order, signal),
+    );
     const canAsk = engine.incarnation !== undefined;
-    if (!canAsk && clock.now() >= this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
+    if (!canAsk && clock.now() >= this.#deadlineMs(order, engine))
+      throw this.#expired(order, engine);
     await this.#read(engine, plan, order, signal);
     if (canAsk) receive.isVerified = await this.#requireLease(order, engine, signal);
     else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
     try {
       if (plan.receivePass !== undefined)
-        await endWith(tracer?.start("kv.receive_pass", { parent }), this.#receivePass.apply(engine, plan));
+        await endWith(
+          tracer?.start("kv.receive_pass", { parent }),
+          this.#receivePass.apply(engine, plan),
+        );
     } catch (error) {
       throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
     }
   }
 
-  /** Posts a READ per source, waits until all have ended and released memory, and throws the first failure. */
+  /**
+   * Posts a READ per source, waits until all have ended and released memory, and throws the first
+   * failure.
+   */
   async #read(
     engine: RemoteEngine,
     plan: RequestPlan,
     order: ReceiveOrder,
     signal: AbortSignal,
   ): Promise<void> {
-    const failed = (error: unknown, failureType: FailureType, remoteRank: RankKey): ReceiveError => {
+    const failed = (
+      error: unknown,
+      failureType: FailureType,
+      remoteRank: RankKey,
+    ): ReceiveError => {
       const failure = ReceiveError.from(error, "KV_TRANSFER_FAILED", failureType, signal);
       if (!signal.aborted) this.#readFailed(engine, order, remoteRank, failure.error);
       return failure;
     };
-    await transferAll(this.#context, { signal, parent: order.remote.traceparent }, async (transfers) => {
-      const reads = plan.reads.map(
-        async ({ sourceIndex, listIndex, remoteRank, remotePpRank, descriptors }) => {
-          if (transfers.hasFailed) return;
-          const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
-          const lists = engine.sources[sourceIndex]?.lists[listIndex];
-          if (lists === undefined) {
-            const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
-            const error = new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`);
-            transfers.fail(failed(error, "transfer_setup_failed", rank));
-            return;
-          }
-          await transfers.start({ operation: "READ", ...lists, ...descriptors }, (error, isStarted) =>
-            failed(error, isStarted ? "transfer_failed" : "transfer_setup_failed", rank),
-          );
-        },
-      );
-      await Promise.all(reads);
-    });
+    await transferAll(
+      this.#context,
+      { signal, parent: order.remote.traceparent },
+      async (transfers) => {
+        const reads = plan.reads.map(
+          async ({ sourceIndex, listIndex, remoteRank, remotePpRank, descriptors }) => {
+            if (transfers.hasFailed) return;
+            const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
+            const lists = engine.sources[sourceIndex]?.lists[listIndex];
+            if (lists === undefined) {
+              const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
+              const error = new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`);
+              transfers.fail(failed(error, "transfer_setup_failed", rank));
+              return;
+            }
+            await transfers.start(
+              { operation: "READ", ...lists, ...descriptors },
+              (error, isStarted) =>
+                failed(error, isStarted ? "transfer_failed" : "transfer_setup_failed", rank),
+            );
+          },
+        );
+        await Promise.all(reads);
+      },
+    );
   }
 
-  #readFailed(engine: RemoteEngine, order: ReceiveOrder, remoteRank: RankKey, error: KvError): void {
+  #readFailed(
+    engine: RemoteEngine,
+    order: ReceiveOrder,
+    remoteRank: RankKey,
+    error: KvError,
+  ): void {
     const { log, metrics } = this.#context;
     const { requestId, remote } = order;
     metrics.transferFailed();
-    log.warn("transfer_failed", { requestId, engineId: remote.engineId, remoteRank, error: error.message });
+    log.warn("transfer_failed", {
+      requestId,
+      engineId: remote.engineId,
+      remoteRank,
+      error: error.message,
+    });
     if (isPeerLost(error)) this.engines.drop(engine, error.message);
   }
 
   /**
-   * Checks that P held the blocks until the READs had ended. Returns whether P has compared the prompts: one of an earlier version does not. Errors:
-   * `ReceiveError`.
+   * Checks that P held the blocks until the READs had ended. Returns whether P has compared the
+   * prompts: one of an earlier version does not. Errors: `ReceiveError`.
    */
-  async #requireLease(order: ReceiveOrder, engine: RemoteEngine, signal: AbortSignal): Promise<boolean> {
+  async #requireLease(
+    order: ReceiveOrder,
+    engine: RemoteEngine,
+    signal: AbortSignal,
+  ): Promise<boolean> {
     const { engineId, requestId } = order.remote;
     const reply = await this.engines.queryLease(order.remote, signal).catch((error: unknown) => {
       this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
       const unreachable = unreachablePeer(error);
-      throw ReceiveError.from(unreachable, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
+      throw ReceiveError.from(
+        unreachable,
+        "KV_SIDE_CHANNEL_UNREACHABLE",
+        "lease_query_failed",
+        signal,
+      );
     });
-    if (reply.prompt === "differs") throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
+    if (reply.prompt === "differs")
+      throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
     if (reply.held && reply.incarnation === engine.incarnation) return reply.prompt === "same";
     const error = blocksNotHeld(order.remote, engine.incarnation, reply.incarnation);
     throw ReceiveError.from(error, "KV_LEASE_EXPIRED", "lease_expired", signal);
@@ -215,8 +278,12 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     return new ReceiveError(leaseEnded(order.remote, lateMs), "lease_expired");
   }
 
-  #ended({ order, signal, isAborted }: PendingReceive<ReceiveOrder>, error: ReceiveError | undefined): void {
-    // P refuses handshakes or does not answer: it is not asked once more, only to be notified. Its blocks are free at the end of their lease.
+  #ended(
+    { order, signal, isAborted }: PendingReceive<ReceiveOrder>,
+    error: ReceiveError | undefined,
+  ): void {
+    // P refuses handshakes or does not answer: it is not asked once more, only to be notified. Its
+    // blocks are free at the end of their lease.
     const key = keyOf(order.remote);
     if (error?.failureType === "handshake_failed" && !signal.aborted && !this.#held.has(key))
       this.#unreachable.add(key);
@@ -231,7 +298,10 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     this.#unreachable.delete(key);
   }
 
-  /** Notifies P's ranks in the background that nobody here reads the blocks. A P that was not read from is shaken hands with first. */
+  /**
+   * Notifies P's ranks in the background that nobody here reads the blocks. A P that was not read
+   * from is shaken hands with first.
+   */
   #release(remote: RemoteRequest): void {
     const key = keyOf(remote);
     if (this.#unreachable.delete(key)) return;
@@ -272,7 +342,11 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
         // P frees the blocks when the lease ends.
         metrics.notificationFailed();
         span?.end(error);
-        log.warn("notification_failed", { requestId: remote.requestId, remoteRank, error: String(error) });
+        log.warn("notification_failed", {
+          requestId: remote.requestId,
+          remoteRank,
+          error: String(error),
+        });
       });
       void endWith(span, sent);
     }
@@ -294,8 +368,14 @@ function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSig
   }
 }
 
-/** `"{id}:{n}"`, or the same with the request's capability: n is the number of D's ranks that P's rank waits for. */
-function doneNotification({ plan, features }: RemoteEngine, { requestId, lease }: RemoteRequest): Uint8Array {
+/**
+ * `"{id}:{n}"`, or the same with the request's capability: n is the number of D's ranks that P's
+ * rank waits for.
+ */
+function doneNotification(
+  { plan, features }: RemoteEngine,
+  { requestId, lease }: RemoteRequest,
+): Uint8Array {
   const readers = plan.localConsumers;
   const { capability } = lease ?? {};
   return capability !== undefined && features.has(REQUEST_CONTROL)

@@ -23,7 +23,9 @@ describe("leaseDeadlineMs", () => {
   it("a heartbeat extends the deadline and never shortens it", () => {
     expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [20_000] })).toBe(35_000);
     expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [5000] })).toBe(25_000);
-    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [5000, 24_000, 38_000, 52_000] })).toBe(67_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [5000, 24_000, 38_000, 52_000] })).toBe(
+      67_000,
+    );
   });
 
   it("a heartbeat after the deadline does not extend it", () => {

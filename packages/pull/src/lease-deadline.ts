@@ -19,14 +19,19 @@ export interface LeaseDeadlineOptions {
 }
 
 /**
- * Returns until when a P that answers no lease queries is assumed to hold a request's blocks, in ms on the local clock. A one-sided READ succeeds
- * even when another request owns the blocks meanwhile, so a READ that ends later is not used. A P of `@kv` is queried after the READ instead
- * (`queryLease`). Only a query detects blocks that were freed early because a retry gave the same parameters to another reader.
+ * Returns until when a P that answers no lease queries is assumed to hold a request's blocks, in ms
+ * on the local clock. A one-sided READ succeeds even when another request owns the blocks
+ * meanwhile, so a READ that ends later is not used. A P of `@kv` is queried after the READ instead
+ * (`queryLease`). Only a query detects blocks that were freed early because a retry gave the same
+ * parameters to another reader.
  */
 export function leaseDeadlineMs(options: LeaseDeadlineOptions): number {
-  const { expirySeconds, clock, seenAtMs, leaseMs, extensionMs, marginMs, heartbeatsAtMs } = options;
-  // A vLLM 0.33 P announces no expiry. Its lease counts from the end of the prefill, just before D saw the request.
-  const grantedMs = expirySeconds === undefined ? seenAtMs + leaseMs : clock.earliestLocalMs(expirySeconds);
+  const { expirySeconds, clock, seenAtMs, leaseMs, extensionMs, marginMs, heartbeatsAtMs } =
+    options;
+  // A vLLM 0.33 P announces no expiry. Its lease counts from the end of the prefill, just before D
+  // saw the request.
+  const grantedMs =
+    expirySeconds === undefined ? seenAtMs + leaseMs : clock.earliestLocalMs(expirySeconds);
   let deadlineMs = grantedMs - marginMs;
   for (const atMs of heartbeatsAtMs) {
     // A heartbeat after the deadline may have found no lease to extend.

@@ -1,11 +1,17 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
-import { connectorSettings, TransferMetrics, WorkerOutputQueue } from "@kv/connector/building-blocks";
+import {
+  connectorSettings,
+  TransferMetrics,
+  WorkerOutputQueue,
+} from "@kv/connector/building-blocks";
 import { silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
 import { PrefillWorker } from "./prefill-worker.js";
 
-const settings = connectorSettings(readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }));
+const settings = connectorSettings(
+  readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
+);
 
 function setUp() {
   const clock = manualClock(500);
@@ -31,12 +37,18 @@ function setUp() {
       worker.step({
         ...none,
         leases: [
-          { ...named(requestId), numTokens: 9, promptBlockIds: [[1]], expiresAtMs: 9_000_000 + leftMs },
+          {
+            ...named(requestId),
+            numTokens: 9,
+            promptBlockIds: [[1]],
+            expiresAtMs: 9_000_000 + leftMs,
+          },
         ],
       }),
     notSent: (requestId: string) => worker.step({ ...none, notSent: [requestId] }),
     sent: () => output.take().finishedSending,
-    rest: () => Object.values(worker.outstanding()).every((held) => held === 0) && clock.pending() === 0,
+    rest: () =>
+      Object.values(worker.outstanding()).every((held) => held === 0) && clock.pending() === 0,
   };
 }
 

@@ -15,7 +15,10 @@ import type { PullStepMetadata } from "./step-metadata.js";
 interface SendableState extends SendableRequest, GuardedRequest {
   readonly requestId: string;
   readonly capability?: string | undefined;
-  /** True when all readers completed before the step that reports the request as finished. Only that step confirms the end. */
+  /**
+   * True when all readers completed before the step that reports the request as finished. Only that
+   * step confirms the end.
+   */
   isReadEarly: boolean;
 }
 
@@ -25,19 +28,23 @@ export type PrefillOrders = Pick<
   "schedulerClockMs" | "inBatch" | "notSent" | "leases" | "lost"
 >;
 
-type PrefillContext = Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">;
+type PrefillContext = Pick<
+  WorkerContext,
+  "clock" | "log" | "metrics" | "output" | "settings" | "tracer"
+>;
 
 /** A request as a heartbeat names it. */
 export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
- * P's half of a worker. It counts the readers of each finished request, extends leases by heartbeats, and reports a request as sent when all
- * readers are done with this rank's part, or when its lease has ended.
+ * P's half of a worker. It counts the readers of each finished request, extends leases by
+ * heartbeats, and reports a request as sent when all readers are done with this rank's part, or
+ * when its lease has ended.
  */
 export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   readonly #context: PrefillContext;
-  // Requests are added by the step that runs them, not by the step that finishes them: their parameters reach a D without a step, and the D
-  // may complete first.
+  // Requests are added by the step that runs them, not by the step that finishes them: their
+  // parameters reach a D without a step, and the D may complete first.
   readonly #byWireId = new Map<string, SendableState>();
   readonly #byRequestId = new Map<string, SendableState>();
   readonly #guard: MessageGuard;
@@ -95,7 +102,8 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
         return true;
       case "extension": {
         const message = decodeRequestControl(notification.message);
-        if (message?.kind === "done") this.done(message.requestId, message.readers, from, message.capability);
+        if (message?.kind === "done")
+          this.done(message.requestId, message.readers, from, message.capability);
         if (message?.kind === "heartbeat") this.heartbeat(message.requests, from);
         return message !== undefined;
       }
@@ -105,8 +113,8 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   }
 
   /**
-   * Takes a completion of a reader, identified by its agent's name. `readers` is the number of readers that this rank waits for;
-   * `capability` is undefined in vLLM's form.
+   * Takes a completion of a reader, identified by its agent's name. `readers` is the number of
+   * readers that this rank waits for; `capability` is undefined in vLLM's form.
    */
   done(wireId: string, readers: number, reader: string, capability?: string): void {
     const { log, metrics } = this.#context;
@@ -133,13 +141,18 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
 
   /** Numbers of leases, of requests with some readers done, and of known requests. */
   outstanding(): { readonly leases: number; readonly completions: number; readonly batch: number } {
-    return { leases: this.#leases.size, completions: this.#completions.size, batch: this.#byWireId.size };
+    return {
+      leases: this.#leases.size,
+      completions: this.#completions.size,
+      batch: this.#byWireId.size,
+    };
   }
 
   /** Forgets all requests. With a reason, those that wait for readers are reported as sent. */
   closeLast(reason?: KvError): void {
     const waiting = [...this.#byWireId.values()].filter(({ wireId }) => this.#leases.has(wireId));
-    if (reason !== undefined) for (const { requestId } of waiting) this.#context.output.sent(requestId);
+    if (reason !== undefined)
+      for (const { requestId } of waiting) this.#context.output.sent(requestId);
     this.#leases.close();
     this.#byWireId.clear();
     this.#byRequestId.clear();
@@ -171,8 +184,9 @@ interface Readers {
 }
 
 /**
- * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"` once, where n is the number of readers that this rank
- * has. The rank is done with the request after n readers. A reader is an agent: a duplicate notification, or an abort after a completed
+ * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"`
+ * once, where n is the number of readers that this rank has. The rank is done with the request
+ * after n readers. A reader is an agent: a duplicate notification, or an abort after a completed
  * transfer, counts once.
  */
 export class CompletionCounter {
@@ -193,8 +207,9 @@ export class CompletionCounter {
     if (entry.readers.has(reader)) return "duplicate";
     entry.readers.add(reader);
     if (entry.expected !== expected) {
-      // The number depends on the sizes of both engines, so the readers of one engine agree. Here two engines got the same request. The greater number
-      // frees the blocks later, at the end of the lease at the latest.
+      // The number depends on the sizes of both engines, so the readers of one engine agree. Here
+      // two engines got the same request. The greater number frees the blocks later, at the end of
+      // the lease at the latest.
       this.#log.warn("completion-consumers-disagree", {
         requestId,
         reader,

@@ -19,7 +19,10 @@ export function promptMismatch({ requestId, remote }: ReceiveOrder): KvError {
   );
 }
 
-/** P's answer after the READs: it does not hold the blocks, or `answeredBy` is not the process that was read from. */
+/**
+ * P's answer after the READs: it does not hold the blocks, or `answeredBy` is not the process that
+ * was read from.
+ */
 export function blocksNotHeld(
   { engineId, requestId }: RemoteRequest,
   incarnation: string | undefined,
@@ -35,7 +38,10 @@ export function blocksNotHeld(
   );
 }
 
-/** The READ ended `lateMs` after the time until which a P that answers no queries was sure to hold the blocks. */
+/**
+ * The READ ended `lateMs` after the time until which a P that answers no queries was sure to hold
+ * the blocks.
+ */
 export function leaseEnded({ engineId, requestId }: RemoteRequest, lateMs: number): KvError {
   return new KvError(
     "KV_LEASE_EXPIRED",

@@ -56,7 +56,8 @@ function setUp(
   const decode = {
     queued: (request: ConnectorRequest) => scheduler.requestQueued(request),
     tokensToPrefill: (request: ConnectorRequest) => scheduler.tokensToPrefill(request),
-    matched: (request: ConnectorRequest, computed: number) => scheduler.matchedTokens(request, computed),
+    matched: (request: ConnectorRequest, computed: number) =>
+      scheduler.matchedTokens(request, computed),
     allocated: (request: ConnectorRequest, blockIds: BlockIds, tokens: number) =>
       scheduler.afterAllocation(request, blockIds, tokens),
     finished: (request: ConnectorRequest, reason: FinishReason = "length") =>
@@ -73,7 +74,11 @@ function setUp(
     outstanding: () => scheduler.outstanding(),
     hasPendingWork: () => scheduler.hasPendingWork(),
   };
-  const request = (requestId: string, params: KvTransferParams = PARAMS, numPromptTokens = 100) => ({
+  const request = (
+    requestId: string,
+    params: KvTransferParams = PARAMS,
+    numPromptTokens = 100,
+  ) => ({
     requestId,
     numPromptTokens,
     kvTransferParams: params,
@@ -91,7 +96,11 @@ describe("seed_first_token (vllm#51919)", () => {
   const extra = { seed_first_token: true };
   const seeded = { ...PARAMS, first_token_ids: [42] };
   const ofKv = { ...seeded, kv_peer: { incarnation: "p", generation: 1, sampling: "greedy" } };
-  const asked = (params: KvTransferParams, more: Partial<ConnectorRequest> = {}, on: object = extra) => {
+  const asked = (
+    params: KvTransferParams,
+    more: Partial<ConnectorRequest> = {},
+    on: object = extra,
+  ) => {
     const { decode, request } = setUp(simConfig(16), { ...on });
     return decode.firstToken({ ...request("d", params), samplingKey: "greedy", ...more });
   };
@@ -122,7 +131,10 @@ describe("seed_first_token (vllm#51919)", () => {
       /first_token_ids is a list of 2, not a list of one token id/,
     );
     const off = setUp();
-    expect(off.decode.matched(off.request("d", malformed), 0)).toEqual({ tokens: 100, async: true });
+    expect(off.decode.matched(off.request("d", malformed), 0)).toEqual({
+      tokens: 100,
+      async: true,
+    });
   });
 
   it.each([
@@ -151,7 +163,9 @@ describe("seed_first_token (vllm#51919)", () => {
     const ended = { ...produced, outputTokenIds: given.outputTokenIds, samplingKey };
     const { kvTransferParams } = scheduler.requestFinished(ended, blocks(7), "length");
     expect(kvTransferParams?.["remote_num_tokens"]).toBe(numPromptTokens);
-    expect(kvTransferParams?.["first_token_ids"]).toEqual("found" in given ? given.found : undefined);
+    expect(kvTransferParams?.["first_token_ids"]).toEqual(
+      "found" in given ? given.found : undefined,
+    );
     expect(JSON.stringify(kvTransferParams).includes('"sampling":"greedy"')).toBe("found" in given);
     await scheduler.close();
   });
@@ -201,7 +215,10 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
       expect(refusal(() => decode.matched(request("r", told(tokens)), 0))).toBe(
         `${STATE}: a prefill engine must leave the last 1 of 100 prompt tokens to this one, and it ${said} (remote_num_tokens)`,
       );
-      expect(decode.takeStep()).toMatchObject({ receives: [], releases: [{ requestId: "cmpl-p" }] });
+      expect(decode.takeStep()).toMatchObject({
+        receives: [],
+        releases: [{ requestId: "cmpl-p" }],
+      });
       expect(decode.finished(request("r", told(tokens)))).toEqual({ keepBlocks: false });
       expect(rest(decode)).toEqual([0, 0, false]);
     },
@@ -218,7 +235,9 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
     expect(decode.matched(request("r", told(97, 1)), 96)).toEqual({ tokens: 1, async: true });
     expect(decode.matched(request("r", told(97, 1)), 97)).toEqual({ tokens: 0, async: false });
     expect(
-      refusal(() => decode.matched(request("s", { ...told(98, 1), remote_request_id: "other" }), 0)),
+      refusal(() =>
+        decode.matched(request("s", { ...told(98, 1), remote_request_id: "other" }), 0),
+      ),
     ).toMatch(
       /prefillBackoffTokens of the KV cache is 3: a prefill engine must leave the last 3 of 100 prompt tokens to this one, and it has computed 98/,
     );
@@ -231,7 +250,8 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
     const shortened = { ...produced, numPromptTokens: 99 };
     expect(decode.matched(shortened, 0)).toEqual({ tokens: 0, async: false });
     decode.allocated(shortened, [...blocks(7), [8]], 0);
-    // Of requests that no peer takes part in, nothing is left out, and of no more tokens than are left out neither.
+    // Of requests that no peer takes part in, nothing is left out, and of no more tokens than are
+    // left out neither.
     expect(decode.tokensToPrefill(request("own", {}))).toBe(100);
     expect(decode.tokensToPrefill(request("one", { do_remote_decode: true }, 1))).toBe(1);
   });
@@ -299,7 +319,13 @@ describe("decode scheduler", () => {
     expect(decode.takeStep()).toMatchObject({
       receives: [],
       heartbeats: [
-        { engineId: "p-engine", host: "prefill", port: 5600, tpSize: 2, begin: [{ requestId: "cmpl-p" }] },
+        {
+          engineId: "p-engine",
+          host: "prefill",
+          port: 5600,
+          tpSize: 2,
+          begin: [{ requestId: "cmpl-p" }],
+        },
       ],
     });
     clock.advance(500);
@@ -352,8 +378,12 @@ describe("decode scheduler", () => {
 
   it("reads at most the tokens that P holds; without their number the whole prompt", () => {
     const { decode, request } = setUp();
-    expect(decode.matched(request("short", { ...PARAMS, remote_num_tokens: 40 }), 0).tokens).toBe(40);
-    expect(decode.matched(request("silent", { ...PARAMS, remote_num_tokens: null }), 0).tokens).toBe(100);
+    expect(decode.matched(request("short", { ...PARAMS, remote_num_tokens: 40 }), 0).tokens).toBe(
+      40,
+    );
+    expect(
+      decode.matched(request("silent", { ...PARAMS, remote_num_tokens: null }), 0).tokens,
+    ).toBe(100);
   });
 
   it("refuses a placeholder prompt of 4 tokens for P's 42, with both numbers, and releases P's blocks", () => {
@@ -363,7 +393,9 @@ describe("decode scheduler", () => {
     expect(() => decode.matched(request("r", params, 4), 0)).toThrow(
       expect.objectContaining({
         code: "KV_REQUEST_INVALID",
-        message: expect.stringMatching(/remote_num_tokens is 42, and the prompt has 4 tokens/) as string,
+        message: expect.stringMatching(
+          /remote_num_tokens is 42, and the prompt has 4 tokens/,
+        ) as string,
       }) as Error,
     );
     expect(decode.takeStep().releases).toMatchObject([{ requestId: "cmpl-p" }]);
@@ -423,7 +455,10 @@ describe("decode scheduler", () => {
     decode.allocated(request("r"), blocks(7), 100);
     decode.takeStep();
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: true });
-    expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [{ begin: [], end: [{}] }] });
+    expect(decode.takeStep()).toMatchObject({
+      aborts: ["r"],
+      heartbeats: [{ begin: [], end: [{}] }],
+    });
     expect(decode.outstanding()["requests"]).toBe(1);
     decode.received("r");
     expect(decode.takeStep().releases).toMatchObject([{ requestId: "cmpl-p" }]);
@@ -436,7 +471,9 @@ describe("decode scheduler", () => {
     decode.queued(
       request("b", { ...PARAMS, remote_request_id: "cmpl-q", remote_registration_generation: 3 }),
     );
-    decode.queued(request("c", { ...PARAMS, remote_engine_id: "other", remote_request_id: "cmpl-o" }));
+    decode.queued(
+      request("c", { ...PARAMS, remote_engine_id: "other", remote_request_id: "cmpl-o" }),
+    );
     expect(decode.takeStep().heartbeats).toMatchObject([
       { engineId: "p-engine", begin: [{ requestId: "cmpl-p" }, { requestId: "cmpl-q" }] },
       { engineId: "other", begin: [{ requestId: "cmpl-o" }] },

@@ -15,7 +15,12 @@ import {
   type SchedulerOptions,
 } from "@kv/interface";
 import { joinsGroups } from "@kv/plan";
-import { PULL, type PullStepMetadata, type ReceiveOrder, type RemoteBlocks } from "./step-metadata.js";
+import {
+  PULL,
+  type PullStepMetadata,
+  type ReceiveOrder,
+  type RemoteBlocks,
+} from "./step-metadata.js";
 
 /** The scheduler side of pull. */
 export type PullScheduler = ConnectorScheduler<PullSource>;
@@ -60,7 +65,11 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     return remote && { ...remote, blockIds: [] };
   }
 
-  fetch(requestId: string, { remote }: PullSource, { numTokens, prompt, ...order }: FetchOrder): void {
+  fetch(
+    requestId: string,
+    { remote }: PullSource,
+    { numTokens, prompt, ...order }: FetchOrder,
+  ): void {
     this.#receives.push({ requestId, remote: { ...remote, numTokens, prompt }, ...order });
   }
 
@@ -99,7 +108,10 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
   }
 }
 
-/** The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its value. */
+/**
+ * The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its
+ * value.
+ */
 function readRemoteBlocks(
   params: KvTransferParams,
   config: KvCacheConfig,

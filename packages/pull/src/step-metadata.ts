@@ -25,7 +25,10 @@ export interface RemoteBlocks extends RemoteRequest {
   readonly blockIds: BlockIds;
   /** Tokens whose KV the blocks hold; undefined when the parameters do not have the number. */
   readonly numTokens?: number | undefined;
-  /** End of the lease on P's clock in seconds, without heartbeats; undefined when the parameters do not have it. */
+  /**
+   * End of the lease on P's clock in seconds, without heartbeats; undefined when the parameters do
+   * not have it.
+   */
   readonly expirySeconds?: number | undefined;
 }
 
@@ -38,7 +41,10 @@ export interface ReceiveOrder {
   readonly localBlockIds: BlockIds;
   /** Number of blocks before those, per group, that the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
-  /** When the scheduler first saw the request, on its clock in ms. A lease without an expiry time counts from here. */
+  /**
+   * When the scheduler first saw the request, on its clock in ms. A lease without an expiry time
+   * counts from here.
+   */
   readonly seenAtMs: number;
 }
 

@@ -6,8 +6,8 @@ import { PrefillWorker } from "./prefill-worker.js";
 import { PULL, pullStepMetadata } from "./step-metadata.js";
 
 /**
- * Creates the worker side of pull, for one rank: P's and D's half around one agent. Errors: `KV_TRANSPORT_UNSUPPORTED`,
- * `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ * Creates the worker side of pull, for one rank: P's and D's half around one agent. Errors:
+ * `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createPullWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
   return createConnectorWorker(options, {
@@ -16,6 +16,9 @@ export function createPullWorker(options: WorkerOptions): WorkerConnector & Asyn
     operation: "read",
     features: [REQUEST_CONTROL],
     orders: pullStepMetadata,
-    createHalves: (context) => ({ prefill: new PrefillWorker(context), decode: new DecodeWorker(context) }),
+    createHalves: (context) => ({
+      prefill: new PrefillWorker(context),
+      decode: new DecodeWorker(context),
+    }),
   });
 }

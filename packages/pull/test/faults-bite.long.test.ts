@@ -2,7 +2,8 @@
 import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
 
-// A fault run that detects nothing proves nothing. Each test breaks a rule from outside, and the run must report violations.
+// A fault run that detects nothing proves nothing. Each test breaks a rule from outside, and the
+// run must report violations.
 describe("the fault run detects", () => {
   it.each(["release-early", "trust-stale"] as const)(
     "%s",

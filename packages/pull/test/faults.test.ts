@@ -15,12 +15,17 @@ describe(`${requests} requests under faults`, () => {
     expect(report.left, replay).toEqual({});
     const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
     expect(total, replay).toBe(requests);
-    // Most requests must succeed: a connector that refuses every request would pass the other checks.
+    // Most requests must succeed: a connector that refuses every request would pass the other
+    // checks.
     expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
   }, 1_800_000);
 
   it(`end the same way with producers that speak only vLLM's protocol (KV_SEED=${seed})`, async () => {
-    const report = await faultRun({ seed, requests: Math.ceil(requests / 4), plainProducers: true });
+    const report = await faultRun({
+      seed,
+      requests: Math.ceil(requests / 4),
+      plainProducers: true,
+    });
     const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/pull/test/faults.test.ts`;
     console.info(JSON.stringify({ seed, ...report }));
     expect(report.violations, replay).toEqual([]);

@@ -19,7 +19,9 @@ function stretches(length: number, seed: string): number[] {
 }
 
 interface HandedOver {
-  /** Number of entries that the connector passes to the transport: runs times offsets, or id pairs. */
+  /**
+   * Number of entries that the connector passes to the transport: runs times offsets, or id pairs.
+   */
   readonly descriptors: number;
   readonly pairs: readonly (readonly [local: number, remote: number])[];
 }
@@ -44,7 +46,8 @@ function counting(seen: HandedOver[]): (transport: Transport) => Transport {
 function handedOver(request: TransferRequest): HandedOver {
   const pairs: [number, number][] = [];
   if (request.runs === undefined) {
-    for (const [at, local] of request.localIds.entries()) pairs.push([local, request.remoteIds[at] ?? -1]);
+    for (const [at, local] of request.localIds.entries())
+      pairs.push([local, request.remoteIds[at] ?? -1]);
     return { descriptors: pairs.length, pairs };
   }
   const { runs, offsets = Int32Array.of(0, 0) } = request;
@@ -59,7 +62,10 @@ function handedOver(request: TransferRequest): HandedOver {
   return { descriptors: (runs.length / 3) * (offsets.length / 2), pairs };
 }
 
-/** Number of descriptors after merging list neighbours that are consecutive on both sides, as NIXL does. */
+/**
+ * Number of descriptors after merging list neighbours that are consecutive on both sides, as NIXL
+ * does.
+ */
 function merged(pairs: HandedOver["pairs"]): number {
   return pairs.filter(([local, remote], at) => {
     const [before, from] = pairs[at - 1] ?? [Number.NaN, Number.NaN];
@@ -75,20 +81,30 @@ function asVllm({ pairs }: HandedOver, remoteBlockIds: readonly number[]): Hande
   );
 }
 
-/** The smallest possible number of descriptors: one for each run that is consecutive on both sides. */
+/**
+ * The smallest possible number of descriptors: one for each run that is consecutive on both sides.
+ */
 const best = ({ pairs }: HandedOver) => merged([...pairs].sort(([one], [other]) => one - other));
 
 /**
- * Sends requests with the given numbers of blocks, one after another, between two engines with these pools. Returns the descriptors of each
- * READ, and vLLM's descriptors for the same blocks.
+ * Sends requests with the given numbers of blocks, one after another, between two engines with
+ * these pools. Returns the descriptors of each READ, and vLLM's descriptors for the same blocks.
  */
-async function requests(pools: { p: number[]; d: number[]; tpSize: number }, sizes: readonly number[]) {
+async function requests(
+  pools: { p: number[]; d: number[]; tpSize: number },
+  sizes: readonly number[],
+) {
   const play = createScenario();
   const seen: HandedOver[] = [];
   const common = { numBlocks: BLOCKS };
   const p = await play.engine("p", { ...common, blockOrder: pools.p });
   const { tpSize, d: blockOrder } = pools;
-  const d = await play.engine("d", { ...common, blockOrder, tpSize, wrapTransport: counting(seen) });
+  const d = await play.engine("d", {
+    ...common,
+    blockOrder,
+    tpSize,
+    wrapTransport: counting(seen),
+  });
   const found: { ours: HandedOver; theirs: HandedOver["pairs"] }[] = [];
   for (const [n, blocks] of sizes.entries()) {
     const asked = prompt(n, blocks * BLOCK_TOKENS - (n % 3));
@@ -112,42 +128,45 @@ async function requests(pools: { p: number[]; d: number[]; tpSize: number }, siz
 const EVEN = [2, 4, 8, 16, 32, 64, 128];
 const ODD = [1, 3, 7, 33, 65, 101];
 
-describe.each([1, 2])("descriptors that a decode engine with TP %i passes to its transport", (tpSize) => {
-  it.each([
-    { p: 1, d: 1, sizes: EVEN },
-    { p: 2, d: 2, sizes: EVEN },
-    { p: 4, d: 4, sizes: EVEN },
-    { p: 4, d: 8, sizes: EVEN },
-    { p: 16, d: 2, sizes: EVEN },
-    { p: 2, d: 2, sizes: ODD },
-    { p: 16, d: 4, sizes: ODD },
-  ])(
-    "pools with runs of $p and $d blocks, requests of $sizes blocks: never more than vLLM's, and at most half for consecutive blocks",
-    async ({ p, d, sizes }) => {
-      const found = await requests({ p: stretches(p, "p"), d: stretches(d, "d"), tpSize }, sizes);
-      let halved = 0;
-      for (const { ours, theirs } of found) {
-        expect(ours.descriptors).toBeLessThanOrEqual(theirs.length);
-        // NIXL's merging of list neighbours gives the smallest possible number of descriptors.
-        expect(merged(ours.pairs)).toBe(best(ours));
-        expect(merged(ours.pairs)).toBeLessThanOrEqual(merged(theirs));
-        if (best(ours) * 2 > theirs.length) continue;
-        halved += 1;
-        expect(ours.descriptors * 2).toBeLessThanOrEqual(theirs.length);
-      }
-      if (sizes === EVEN) expect(halved).toBe(p === 1 ? 0 : found.length);
-    },
-  );
+describe.each([1, 2])(
+  "descriptors that a decode engine with TP %i passes to its transport",
+  (tpSize) => {
+    it.each([
+      { p: 1, d: 1, sizes: EVEN },
+      { p: 2, d: 2, sizes: EVEN },
+      { p: 4, d: 4, sizes: EVEN },
+      { p: 4, d: 8, sizes: EVEN },
+      { p: 16, d: 2, sizes: EVEN },
+      { p: 2, d: 2, sizes: ODD },
+      { p: 16, d: 4, sizes: ODD },
+    ])(
+      "pools with runs of $p and $d blocks, requests of $sizes blocks: never more than vLLM's, and at most half for consecutive blocks",
+      async ({ p, d, sizes }) => {
+        const found = await requests({ p: stretches(p, "p"), d: stretches(d, "d"), tpSize }, sizes);
+        let halved = 0;
+        for (const { ours, theirs } of found) {
+          expect(ours.descriptors).toBeLessThanOrEqual(theirs.length);
+          // NIXL's merging of list neighbours gives the smallest possible number of descriptors.
+          expect(merged(ours.pairs)).toBe(best(ours));
+          expect(merged(ours.pairs)).toBeLessThanOrEqual(merged(theirs));
+          if (best(ours) * 2 > theirs.length) continue;
+          halved += 1;
+          expect(ours.descriptors * 2).toBeLessThanOrEqual(theirs.length);
+        }
+        if (sizes === EVEN) expect(halved).toBe(p === 1 ? 0 : found.length);
+      },
+    );
 
-  it.each([2, 150])(
-    "block tables in descending order with %i blocks: one descriptor for each layer",
-    async (blocks) => {
-      const down = Array.from({ length: BLOCKS }, (_, index) => BLOCKS - 1 - index);
-      for (const { ours, theirs } of await requests({ p: down, d: down, tpSize }, [blocks])) {
-        // In sequence order, no block is followed by the next higher one, so nothing merges.
-        expect(merged(theirs)).toBe(blocks * LAYERS);
-        expect(ours.descriptors).toBe(LAYERS);
-      }
-    },
-  );
-});
+    it.each([2, 150])(
+      "block tables in descending order with %i blocks: one descriptor for each layer",
+      async (blocks) => {
+        const down = Array.from({ length: BLOCKS }, (_, index) => BLOCKS - 1 - index);
+        for (const { ours, theirs } of await requests({ p: down, d: down, tpSize }, [blocks])) {
+          // In sequence order, no block is followed by the next higher one, so nothing merges.
+          expect(merged(theirs)).toBe(blocks * LAYERS);
+          expect(ours.descriptors).toBe(LAYERS);
+        }
+      },
+    );
+  },
+);

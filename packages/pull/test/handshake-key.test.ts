@@ -38,7 +38,13 @@ describe("with handshake_key_file", () => {
     const { generation, capability } = params.kv_peer as { generation: number; capability: string };
     for (const frame of [
       encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }),
-      encodeLeaseQuery({ engineId: "p", requestId: "r1", generation, capability, blocks: "0".repeat(64) }),
+      encodeLeaseQuery({
+        engineId: "p",
+        requestId: "r1",
+        generation,
+        capability,
+        blocks: "0".repeat(64),
+      }),
       new Uint8Array(40),
     ]) {
       const asked = stranger.request({

@@ -4,7 +4,8 @@ import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 
-const plainDone = (requestId: string) => encodeNotification({ kind: "done", requestId, readers: 1 });
+const plainDone = (requestId: string) =>
+  encodeNotification({ kind: "done", requestId, readers: 1 });
 const leaseOf = ({ kv_peer }: KvTransferParams) =>
   kv_peer as { incarnation: string; generation: number; capability: string };
 
@@ -54,7 +55,9 @@ describe("a client that writes kv_transfer_params itself", () => {
     for (const [index, change] of wrong.entries()) {
       const forged = { ...params, remote_request_id: "another", kv_peer: null, ...change };
       const requestId = `x${index}`;
-      expect(await play.outcome(d.decode({ ...prompt(1), requestId, params: forged }))).not.toBe("ok");
+      expect(await play.outcome(d.decode({ ...prompt(1), requestId, params: forged }))).not.toBe(
+        "ok",
+      );
     }
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
     await play.end();
@@ -70,7 +73,9 @@ describe("a client that writes kv_transfer_params itself", () => {
     for (const [index, { remote_block_ids }] of [victim, freed].entries()) {
       const own = await play.clock.settle(p.prefill(prompt(10 + index)));
       const params = { ...own, remote_block_ids };
-      expect(await play.outcome(d.decode({ ...prompt(10 + index), params }))).toBe("KV_LEASE_EXPIRED");
+      expect(await play.outcome(d.decode({ ...prompt(10 + index), params }))).toBe(
+        "KV_LEASE_EXPIRED",
+      );
     }
     expect(await play.outcome(d.decode({ ...prompt(1), params: victim }))).toBe("ok");
     await play.end();
@@ -101,7 +106,9 @@ describe("a client that writes kv_transfer_params itself", () => {
     for (const [index, ids] of blockIds.entries()) {
       const params = await play.clock.settle(p.prefill(prompt(index)));
       const forged = { ...params, remote_block_ids: [ids] };
-      expect(await play.outcome(d.decode({ ...prompt(index), params: forged }))).toBe("KV_REQUEST_INVALID");
+      expect(await play.outcome(d.decode({ ...prompt(index), params: forged }))).toBe(
+        "KV_REQUEST_INVALID",
+      );
     }
     await play.end();
   });
@@ -110,14 +117,24 @@ describe("a client that writes kv_transfer_params itself", () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
-    const prefilled = await play.clock.settle(Promise.all([1, 2, 3].map((n) => p.prefill(prompt(n)))));
+    const prefilled = await play.clock.settle(
+      Promise.all([1, 2, 3].map((n) => p.prefill(prompt(n)))),
+    );
     const other = memorySideChannel({ network: play.network, host: "other" });
     await other.listen({ host: "other", port: 1, answer: () => undefined });
-    await other.listen({ host: "other", port: 2, answer: () => [new TextEncoder().encode("HTTP/1.1 400")] });
+    await other.listen({
+      host: "other",
+      port: 2,
+      answer: () => [new TextEncoder().encode("HTTP/1.1 400")],
+    });
     const errors = new Set<string>();
     for (const remote_port of [1, 2, 3]) {
       const forged = { ...prefilled[remote_port - 1], remote_host: "other", remote_port };
-      const decoded = d.decode({ ...prompt(remote_port), requestId: `x${remote_port}`, params: forged });
+      const decoded = d.decode({
+        ...prompt(remote_port),
+        requestId: `x${remote_port}`,
+        params: forged,
+      });
       const told = (error: { code: string; message: string }) => `${error.code} ${error.message}`;
       errors.add(await play.clock.settle(decoded.then(() => "ok", told)));
     }
@@ -162,8 +179,12 @@ describe("a stranger that knows request ids", () => {
     const second = await play.clock.settle(p.prefill(prompt(2)));
     const stranger = await play.stranger("stranger", first);
     const { capability } = leaseOf(first);
-    const proof = encodeRequestControl({ kind: "heartbeat", requests: [{ requestId: "r1", capability }] });
-    for (const message of [proof, plainDone("r1")]) await play.clock.settle(stranger.notify(message));
+    const proof = encodeRequestControl({
+      kind: "heartbeat",
+      requests: [{ requestId: "r1", capability }],
+    });
+    for (const message of [proof, plainDone("r1")])
+      await play.clock.settle(stranger.notify(message));
     await play.clock.advance(100);
     expect(p.outstanding().kept).toBe(2);
     await play.clock.settle(stranger.notify(plainDone(String(second.remote_request_id))));

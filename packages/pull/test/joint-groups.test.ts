@@ -32,31 +32,47 @@ let network: ReturnType<typeof memoryNetwork>;
 const closers: (() => Promise<void>)[] = [];
 beforeEach(() => {
   clock = virtualClock();
-  network = memoryNetwork({ clock, random: seededRandom(3), latency: { latencyMs: 1, minPieces: 2 } });
+  network = memoryNetwork({
+    clock,
+    random: seededRandom(3),
+    latency: { latencyMs: 1, minPieces: 2 },
+  });
 });
 afterEach(async () => {
   for (const close of closers.splice(0)) await clock.settle(close());
   expect(Object.values(network.outstanding()).filter((count) => count !== 0)).toEqual([]);
 });
 
-/** An engine with one rank of an MLA model. Each of the given groups of layers has its own regions and block table. */
+/**
+ * An engine with one rank of an MLA model. Each of the given groups of layers has its own regions
+ * and block table.
+ */
 async function engine(name: string, grouped: readonly (readonly number[])[], kind = "mla") {
   const host = network.host(name);
   const transport = memoryTransport({ network, host });
   const sideChannel = memorySideChannel({ network, host });
   const cache: KvCacheConfig = {
-    groups: grouped.map((layers) => ({ kind, layerNames: layers.map((layer) => LAYERS[layer] ?? "") })),
-    ...{
-      blockSize: BLOCK_TOKENS,
-      physicalBlocksPerLogical: 1,
-      numKvHeads: 1,
-      headSize: 4,
-      numHiddenLayers: 3,
-    },
-    ...{ dtype: "torch.float32", cacheDtype: "auto", layout: "LBNHC", attentionBackend: "SIM" },
+    groups: grouped.map((layers) => ({
+      kind,
+      layerNames: layers.map((layer) => LAYERS[layer] ?? ""),
+    })),
+    blockSize: BLOCK_TOKENS,
+    physicalBlocksPerLogical: 1,
+    numKvHeads: 1,
+    headSize: 4,
+    numHiddenLayers: 3,
+    dtype: "torch.float32",
+    cacheDtype: "auto",
+    layout: "LBNHC",
+    attentionBackend: "SIM",
   };
   const options = {
-    ...{ clock: host.clock, random: host.random, cache, transport, sideChannel, platform: cpuPlatform() },
+    clock: host.clock,
+    random: host.random,
+    cache,
+    transport,
+    sideChannel,
+    platform: cpuPlatform(),
     config: {
       ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
       sideChannelHost: name,
@@ -70,8 +86,13 @@ async function engine(name: string, grouped: readonly (readonly number[])[], kin
   await worker.registerKvCaches({
     config: cache,
     regions: memories.map((memory, layer) => ({
-      ...{ name: LAYERS[layer] ?? "", memory, offsetBytes: 0, numBlocks: 16, memoryType: "DRAM" as const },
-      ...{ blockLengthBytes: BLOCK_BYTES, blockStrideBytes: BLOCK_BYTES },
+      name: LAYERS[layer] ?? "",
+      memory,
+      offsetBytes: 0,
+      numBlocks: 16,
+      memoryType: "DRAM" as const,
+      blockLengthBytes: BLOCK_BYTES,
+      blockStrideBytes: BLOCK_BYTES,
       groupId: grouped.findIndex((layers) => layers.includes(layer)),
     })),
   });
@@ -103,7 +124,9 @@ async function engine(name: string, grouped: readonly (readonly number[])[], kin
 type Engine = Awaited<ReturnType<typeof engine>>;
 
 const request = (kvTransferParams: KvTransferParams): ConnectorRequest => ({
-  ...{ requestId: "r", numPromptTokens: 10, kvTransferParams },
+  requestId: "r",
+  numPromptTokens: 10,
+  kvTransferParams,
   promptTokenIds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
 });
 
@@ -120,7 +143,13 @@ function prefill(p: Engine, tables: BlockIds): KvTransferParams {
   return JSON.parse(JSON.stringify(kvTransferParams));
 }
 
-async function decode(p: Engine, d: Engine, params: KvTransferParams, tables: BlockIds, computed: number) {
+async function decode(
+  p: Engine,
+  d: Engine,
+  params: KvTransferParams,
+  tables: BlockIds,
+  computed: number,
+) {
   const asked = request(params);
   const { tokens } = d.scheduler.matchedTokens(asked, computed);
   expect(tokens).toBe(10 - computed);
@@ -180,11 +209,16 @@ describe("engines that group a model's layers differently", () => {
         expect(sent).toBe(true);
         for (const layer of LAYERS.keys()) {
           for (let token = 0; token < 12; token++) {
-            // Blocks of the prefix hit are unchanged, and the last block is zero after the prompt's end.
+            // Blocks of the prefix hit are unchanged, and the last block is zero after the prompt's
+            // end.
             const wanted = (at: number) =>
               token < computed ? 0xdb : token < 10 ? latent(layer, token, at) : 0;
             const found = [...d.token(dTables, layer, token)];
-            expect([layer, token, found]).toEqual([layer, token, found.map((__, at) => wanted(at))]);
+            expect([layer, token, found]).toEqual([
+              layer,
+              token,
+              found.map((__, at) => wanted(at)),
+            ]);
           }
         }
       }

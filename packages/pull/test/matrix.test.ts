@@ -28,19 +28,29 @@ const CASES = [
   { p: 1, d: 4, blocks: [16, 16], heads: 1, kind: "mla" },
 ] as const;
 
-describe.each(CASES)("$kind TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads", (pair) => {
-  it("transfers 16 concurrent requests correctly, with prefix hits, and then holds nothing", () =>
-    expectAllArrive(pair, {
-      ...{ seed: "", requests: 16, connector: pullConnector },
-      async one(n, { prefill, decode, random, cachedTokens }) {
-        const numTokens = 1 + random.integer(100);
-        const request = { requestId: `r${n}`, prompt: n, numTokens };
-        const params = await prefill.prefill(request);
-        const requestId = `d${n}`;
-        await decode.decode({ ...request, requestId, params, cachedTokens: cachedTokens(n, numTokens) });
-      },
-    }));
-});
+describe.each(CASES)(
+  "$kind TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads",
+  (pair) => {
+    it("transfers 16 concurrent requests correctly, with prefix hits, and then holds nothing", () =>
+      expectAllArrive(pair, {
+        seed: "",
+        requests: 16,
+        connector: pullConnector,
+        async one(n, { prefill, decode, random, cachedTokens }) {
+          const numTokens = 1 + random.integer(100);
+          const request = { requestId: `r${n}`, prompt: n, numTokens };
+          const params = await prefill.prefill(request);
+          const requestId = `d${n}`;
+          await decode.decode({
+            ...request,
+            requestId,
+            params,
+            cachedTokens: cachedTokens(n, numTokens),
+          });
+        },
+      }));
+  },
+);
 
 // A P of several stages cannot read.
 describe.each(CASES.filter((pair) => !("stages" in pair)))(
@@ -48,8 +58,14 @@ describe.each(CASES.filter((pair) => !("stages" in pair)))(
   (pair) => {
     it("the next turn of 8 conversations at once is read back correctly, and then nothing is held", () =>
       expectAllArrive(pair, {
-        ...{ seed: " back", requests: 8, connector: pullConnector },
-        extra: { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 0.9 },
+        seed: " back",
+        requests: 8,
+        connector: pullConnector,
+        extra: {
+          bidirectional_kv_xfer: true,
+          kv_recompute_threshold: 0,
+          decoder_kv_blocks_ttl: 0.9,
+        },
         async one(n, { prefill, decode, random }) {
           const numTokens = 1 + random.integer(60);
           const outputTokens = 2 + random.integer(40);
@@ -64,7 +80,11 @@ describe.each(CASES.filter((pair) => !("stages" in pair)))(
             cachedTokens: hit - (hit % pair.blocks[0]),
             params: kept,
           };
-          await decode.decode({ ...longer, requestId: `t${n}`, params: await prefill.prefill(again) });
+          await decode.decode({
+            ...longer,
+            requestId: `t${n}`,
+            params: await prefill.prefill(again),
+          });
         },
       }));
   },

@@ -52,5 +52,7 @@ it.each([[undefined], [[]], ["NixlConnector"]])("refuses connectors: %j", async 
   const config = { extra: { connectors }, env: {} } as unknown as SchedulerOptions["config"];
   const refused = Promise.resolve(multiConnector.createScheduler({ config } as SchedulerOptions));
   const error: unknown = await refused.catch((reason: unknown) => reason);
-  expect(KvError.is(error, "KV_CONFIG_INVALID") && error.message).toMatch(/connectors of MultiConnector/);
+  expect(KvError.is(error, "KV_CONFIG_INVALID") && error.message).toMatch(
+    /connectors of MultiConnector/,
+  );
 });

@@ -9,11 +9,14 @@ import { pullConnector } from "../src/index.js";
 /** A done notification in vLLM's form, with or without a capability. */
 const text = (payload: Uint8Array = new Uint8Array()) => {
   const notification = decodeNotification(payload);
-  const done = notification.kind === "extension" ? decodeRequestControl(notification.message) : notification;
+  const done =
+    notification.kind === "extension" ? decodeRequestControl(notification.message) : notification;
   return done?.kind === "done" ? `${done.requestId}:${done.readers}` : "";
 };
 
-/** A fault rule that records the notifications of requests, except heartbeats, by receiving agent. */
+/**
+ * A fault rule that records the notifications of requests, except heartbeats, by receiving agent.
+ */
 function listening() {
   const told = new Map<string, string[]>();
   const rule = {
@@ -59,26 +62,29 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
 
   itLandsEachLayer(pullConnector, tpSize);
 
-  it.each([1, 2])("gets one notification per rank from each reader, with decode TP %i", async (readers) => {
-    for (const plain of [true, false]) {
-      const { told, rule } = listening();
-      const play = createScenario({ faults: [rule] });
-      const p = await play.engine("p", { ...STAGED, tpSize, plain });
-      const d = await play.engine("d", { ...LAYERS, tpSize: readers });
-      const n = Math.max(1, readers / tpSize);
-      const all = Array.from({ length: 2 * tpSize }, () => n);
-      // A READ and a full prefix hit both send the notifications.
-      for (const [index, cachedTokens] of [0, 40].entries()) {
-        expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
-        await play.clock.advance(50);
-        expect(p.outstanding().kept).toBe(0);
-        expect([...told.values()].map((words) => words.length)).toEqual(all);
-        expect(new Set([...told.values()].flat())).toEqual(new Set([`r${index}:${n}`]));
-        told.clear();
+  it.each([1, 2])(
+    "gets one notification per rank from each reader, with decode TP %i",
+    async (readers) => {
+      for (const plain of [true, false]) {
+        const { told, rule } = listening();
+        const play = createScenario({ faults: [rule] });
+        const p = await play.engine("p", { ...STAGED, tpSize, plain });
+        const d = await play.engine("d", { ...LAYERS, tpSize: readers });
+        const n = Math.max(1, readers / tpSize);
+        const all = Array.from({ length: 2 * tpSize }, () => n);
+        // A READ and a full prefix hit both send the notifications.
+        for (const [index, cachedTokens] of [0, 40].entries()) {
+          expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
+          await play.clock.advance(50);
+          expect(p.outstanding().kept).toBe(0);
+          expect([...told.values()].map((words) => words.length)).toEqual(all);
+          expect(new Set([...told.values()].flat())).toEqual(new Set([`r${index}:${n}`]));
+          told.clear();
+        }
+        await play.end();
       }
-      await play.end();
-    }
-  });
+    },
+  );
 
   it("keeps its blocks until the last stage is notified, or until the lease ends if that notification is lost", async () => {
     const play = createScenario({
@@ -104,11 +110,15 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
   });
 
   it("frees its blocks on every stage when one READ of a stage fails", async () => {
-    const play = createScenario({ faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }] });
+    const play = createScenario({
+      faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }],
+    });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
-    expect(play.logged("d", "transfer_failed")).toMatchObject([{ remoteRank: `pp1tp${tpSize - 1}` }]);
+    expect(play.logged("d", "transfer_failed")).toMatchObject([
+      { remoteRank: `pp1tp${tpSize - 1}` },
+    ]);
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
     await play.end();
@@ -137,7 +147,9 @@ describe("refused pipeline stages", () => {
       [2, 3, "KV_HANDSHAKE_REFUSED"],
     ] as const) {
       const params = await play.clock.settle(p.prefill(prompt(n)));
-      expect(await play.outcome(d.decode({ ...prompt(n), params: { ...params, pp_size } }))).toBe(refusal);
+      expect(await play.outcome(d.decode({ ...prompt(n), params: { ...params, pp_size } }))).toBe(
+        refusal,
+      );
       await play.clock.advance(61_000);
     }
     await play.end();

@@ -6,11 +6,15 @@ import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
 
-// The second turn of a conversation (vLLM's `bidirectional_kv_xfer`): D keeps the KV of the first one, and P reads it back. The hazards are those of a router
-// that errs, each of which was seen at vLLM 0.33 as wrong text with status 200, or as a request that hangs.
+// The second turn of a conversation (vLLM's `bidirectional_kv_xfer`): D keeps the KV of the first
+// one, and P reads it back. The hazards are those of a router that errs, each of which was seen at
+// vLLM 0.33 as wrong text with status 200, or as a request that hangs.
 
 const ON = { bidirectional_kv_xfer: true, kv_recompute_threshold: 16 };
-/** D's cache holds one turn: as soon as D frees its blocks they are poisoned, and the next prompt takes them. */
+/**
+ * D's cache holds one turn: as soon as D frees its blocks they are poisoned, and the next prompt
+ * takes them.
+ */
 const ONE_TURN = { numBlocks: 4 };
 
 interface Scene {
@@ -23,12 +27,15 @@ interface Scene {
 async function firstTurn({ faults = [], prefill = {}, decode = {} }: Scene = {}) {
   const play = createScenario({ connector: pullConnector });
   const received: [requestId: string, isVerified: boolean][] = [];
-  const note = (requestId: string, isVerified: boolean) => void received.push([requestId, isVerified]);
+  const note = (requestId: string, isVerified: boolean) =>
+    void received.push([requestId, isVerified]);
   const p = await play.engine("p", { extra: ON, received: note, ...prefill });
   const d = await play.engine("d", { extra: ON, ...decode });
   const turn = async (n = 1) => {
     const params = await play.clock.settle(p.prefill(prompt(n)));
-    return await play.clock.settle(d.decode({ ...prompt(n), requestId: `d${n}`, outputTokens: 21, params }));
+    return await play.clock.settle(
+      d.decode({ ...prompt(n), requestId: `d${n}`, outputTokens: 21, params }),
+    );
   };
   const params = await turn();
   play.network.setFaults(faults);
@@ -60,30 +67,38 @@ describe("a second turn", () => {
     { p: 4, d: 2, blocks: [16, 16], dcp: [1, 2], kind: "mla", numKvHeads: 1 },
     { p: 2, d: 4, blocks: [16, 16], dcp: [2, 4], kind: "mla", numKvHeads: 1 },
     { p: 4, d: 4, blocks: [16, 16], dcp: [2, 2], kind: "mla", numKvHeads: 1 },
-  ] as const)("P reads back what D has, and D frees its blocks: %j", async ({ p, d, blocks, ...given }) => {
-    const { dcp, ...cache } = { dcp: [1, 1], ...given };
-    const scene = await firstTurn({
-      prefill: { tpSize: p, dcpSize: dcp[0], blockSize: blocks[0], ...cache },
-      decode: { tpSize: d, dcpSize: dcp[1], blockSize: blocks[1], ...cache },
-    });
-    expect(scene.params).toMatchObject({ remote_num_tokens: 60 });
-    expect(keptBy(scene.d)).toBe(1);
-    const params = await scene.play.clock.settle(scene.next());
-    expect(scene.received).toEqual([["t1", true]]);
-    await scene.play.clock.advance(50);
-    expect(keptBy(scene.d)).toBe(0);
-    // P's answer is that of any prompt, and the conversation goes on.
-    expect(params).toMatchObject({
-      do_remote_prefill: true,
-      do_remote_decode: false,
-      remote_num_tokens: 100,
-    });
-    const second = scene.d.decode({ ...prompt(1, 100), requestId: "d2", outputTokens: 9, params });
-    const third = await scene.play.clock.settle(second);
-    expect(third).toMatchObject({ do_remote_decode: true, remote_num_tokens: 108 });
-    expect(await scene.play.outcome(scene.next({ numTokens: 130, params: third }))).toBe("ok");
-    await scene.play.end();
-  });
+  ] as const)(
+    "P reads back what D has, and D frees its blocks: %j",
+    async ({ p, d, blocks, ...given }) => {
+      const { dcp, ...cache } = { dcp: [1, 1], ...given };
+      const scene = await firstTurn({
+        prefill: { tpSize: p, dcpSize: dcp[0], blockSize: blocks[0], ...cache },
+        decode: { tpSize: d, dcpSize: dcp[1], blockSize: blocks[1], ...cache },
+      });
+      expect(scene.params).toMatchObject({ remote_num_tokens: 60 });
+      expect(keptBy(scene.d)).toBe(1);
+      const params = await scene.play.clock.settle(scene.next());
+      expect(scene.received).toEqual([["t1", true]]);
+      await scene.play.clock.advance(50);
+      expect(keptBy(scene.d)).toBe(0);
+      // P's answer is that of any prompt, and the conversation goes on.
+      expect(params).toMatchObject({
+        do_remote_prefill: true,
+        do_remote_decode: false,
+        remote_num_tokens: 100,
+      });
+      const second = scene.d.decode({
+        ...prompt(1, 100),
+        requestId: "d2",
+        outputTokens: 9,
+        params,
+      });
+      const third = await scene.play.clock.settle(second);
+      expect(third).toMatchObject({ do_remote_decode: true, remote_num_tokens: 108 });
+      expect(await scene.play.outcome(scene.next({ numTokens: 130, params: third }))).toBe("ok");
+      await scene.play.end();
+    },
+  );
 
   it("D's groups of ranks are smaller than its engine, and P's are finer: P is refused, and D's blocks are free after decoder_kv_blocks_ttl", async () => {
     const mla = { kind: "mla", numKvHeads: 1, tpSize: 4 } as const;
@@ -97,12 +112,15 @@ describe("a second turn", () => {
     await play.end();
   });
 
-  it.each([61, 62, 64, 65, 80, 81])("a prompt of %i tokens, at the borders of blocks", async (numTokens) => {
-    const { play, next, received } = await firstTurn();
-    expect(await play.outcome(next({ numTokens }))).toBe("ok");
-    expect(received).toHaveLength(1);
-    await play.end();
-  });
+  it.each([61, 62, 64, 65, 80, 81])(
+    "a prompt of %i tokens, at the borders of blocks",
+    async (numTokens) => {
+      const { play, next, received } = await firstTurn();
+      expect(await play.outcome(next({ numTokens }))).toBe("ok");
+      expect(received).toHaveLength(1);
+      await play.end();
+    },
+  );
 
   it("reads only what P's prefix cache lacks, and nothing where it has all; D's blocks are free either way", async () => {
     for (const [cachedTokens, reads] of [
@@ -149,7 +167,9 @@ describe("a second turn", () => {
   });
 
   it("D keeps nothing of a request that was aborted, and its blocks for decoder_kv_blocks_ttl of one that nobody reads", async () => {
-    const { play, p, d } = await firstTurn({ decode: { extra: { ...ON, decoder_kv_blocks_ttl: 20 } } });
+    const { play, p, d } = await firstTurn({
+      decode: { extra: { ...ON, decoder_kv_blocks_ttl: 20 } },
+    });
     const params = await play.clock.settle(p.prefill(prompt(2)));
     const aborted = d.decode({ ...prompt(2), requestId: "d2", params });
     aborted.catch(() => {});
@@ -231,16 +251,19 @@ describe("what a router does wrong", () => {
     await play.end();
   });
 
-  it.each([true, false])("D restarted under the same engine id; P has met it: %s", async (hasMet) => {
-    const { play, d, turn, next } = await firstTurn();
-    if (hasMet) expect(await play.outcome(next({ params: await turn(2), prompt: 2 }))).toBe("ok");
-    await d.kill();
-    await play.engine("d", { extra: ON });
-    expect(["KV_GENERATION_STALE", "KV_TRANSFER_FAILED", "KV_PEER_DISCONNECTED"]).toContain(
-      await play.outcome(next()),
-    );
-    await play.end();
-  });
+  it.each([true, false])(
+    "D restarted under the same engine id; P has met it: %s",
+    async (hasMet) => {
+      const { play, d, turn, next } = await firstTurn();
+      if (hasMet) expect(await play.outcome(next({ params: await turn(2), prompt: 2 }))).toBe("ok");
+      await d.kill();
+      await play.engine("d", { extra: ON });
+      expect(["KV_GENERATION_STALE", "KV_TRANSFER_FAILED", "KV_PEER_DISCONNECTED"]).toContain(
+        await play.outcome(next()),
+      );
+      await play.end();
+    },
+  );
 
   it("D is gone: refused, not hanging", async () => {
     const { play, d, next } = await firstTurn();
@@ -257,20 +280,23 @@ describe("what a router does wrong", () => {
     await play.end();
   });
 
-  it.each(["remote_num_tokens", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"])(
-    "%s is missing: refused by its name",
-    async (key) => {
-      const { play, params, next } = await firstTurn({
-        decode: { extra: { ...ON, decoder_kv_blocks_ttl: 5 } },
-      });
-      const work = next({ params: { ...params, [key]: null } });
-      await expect(play.clock.settle(work)).rejects.toMatchObject({
-        code: "KV_REQUEST_INVALID",
-        message: expect.stringContaining(key),
-      });
-      await play.end();
-    },
-  );
+  it.each([
+    "remote_num_tokens",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+  ])("%s is missing: refused by its name", async (key) => {
+    const { play, params, next } = await firstTurn({
+      decode: { extra: { ...ON, decoder_kv_blocks_ttl: 5 } },
+    });
+    const work = next({ params: { ...params, [key]: null } });
+    await expect(play.clock.settle(work)).rejects.toMatchObject({
+      code: "KV_REQUEST_INVALID",
+      message: expect.stringContaining(key),
+    });
+    await play.end();
+  });
 });
 
 describe.each(["fail", "recompute"] as const)("kv_load_failure_policy %s", (loadFailurePolicy) => {
@@ -362,7 +388,9 @@ describe("a D that is a vLLM", () => {
       message: expect.stringContaining("remote_blocks_expiry_time"),
     });
     await play.end();
-    const late = await firstTurn({ decode: { ...decode, extra: { ...ON, decoder_kv_blocks_ttl: 20 } } });
+    const late = await firstTurn({
+      decode: { ...decode, extra: { ...ON, decoder_kv_blocks_ttl: 20 } },
+    });
     await late.play.clock.advance(15_500);
     expect(await late.play.outcome(late.next())).toBe("KV_LEASE_EXPIRED");
     await late.play.end();

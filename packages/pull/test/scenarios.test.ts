@@ -38,8 +38,11 @@ describe("peers", () => {
     await p.kill();
     const again = await play.engine("p");
     expect(await play.handedOver(again, d, 3)).toBe("ok");
-    // The dead process's KV is lost, although its successor has the same engine id and the same block ids.
-    expect(await play.outcome(d.decode({ ...prompt(2), params: lost }))).toBe("KV_GENERATION_STALE");
+    // The dead process's KV is lost, although its successor has the same engine id and the same
+    // block ids.
+    expect(await play.outcome(d.decode({ ...prompt(2), params: lost }))).toBe(
+      "KV_GENERATION_STALE",
+    );
     expect(await play.handedOver(again, d, 4)).toBe("ok");
     await play.end();
   });
@@ -56,7 +59,9 @@ describe("peers", () => {
     expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", references: 0 }]);
     expect(await play.handedOver(p, d, 2)).toBe("ok");
     expect(play.logged("d", "remote-engine-ready").length).toBe(2);
-    const passed = expect.stringMatching(/^compatibility check passed \(hash [0-9a-f]{64}\)$/) as string;
+    const passed = expect.stringMatching(
+      /^compatibility check passed \(hash [0-9a-f]{64}\)$/,
+    ) as string;
     const handshake = { engineId: "p", ownEngineId: "d", compatibility: passed };
     expect(play.logged("d", "handshake-done")).toMatchObject([handshake, handshake]);
     await play.end();
@@ -68,8 +73,12 @@ describe("peers", () => {
     const d = await play.engine("d");
     const lax = await play.engine("lax", { extra: { enforce_handshake_compat: false } });
     const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_INCOMPATIBLE");
-    expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(/model.*sim.*another-model/);
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe(
+      "KV_HANDSHAKE_INCOMPATIBLE",
+    );
+    expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(
+      /model.*sim.*another-model/,
+    );
     expect(play.logged("lax", "compatibility-relaxed")).toEqual([]);
     expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
     // The differences are logged.
@@ -139,7 +148,9 @@ describe("leases", () => {
     expect(await play.handedOver(p, d)).toBe("ok");
     const params = await play.clock.settle(p.prefill(prompt(2)));
     // The lease query after the READ is delayed.
-    play.network.setFaults([{ fault: "delay", operation: "REQUEST", from: "d", delayMs: 500, times: 1 }]);
+    play.network.setFaults([
+      { fault: "delay", operation: "REQUEST", from: "d", delayMs: 500, times: 1 },
+    ]);
     const work = d.decode({ ...prompt(2), params });
     work.catch(() => {});
     await play.clock.advance(100);
@@ -148,7 +159,9 @@ describe("leases", () => {
     // The successor holds blocks with the same request id and generation.
     await play.clock.settle(again.prefill(prompt(1)));
     const same = await play.clock.settle(again.prefill(prompt(2)));
-    expect(same.kv_peer).toMatchObject({ generation: (params.kv_peer as { generation: number }).generation });
+    expect(same.kv_peer).toMatchObject({
+      generation: (params.kv_peer as { generation: number }).generation,
+    });
     expect(await play.outcome(work)).toBe("KV_LEASE_EXPIRED");
     await play.end();
   });
@@ -162,7 +175,8 @@ describe("leases", () => {
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
     await play.clock.advance(100);
     const other = await play.clock.settle(p.prefill(prompt(2)));
-    // By the clock, the first request's lease has not ended, but its blocks now belong to the second request.
+    // By the clock, the first request's lease has not ended, but its blocks now belong to the
+    // second request.
     expect(await play.outcome(e.decode({ ...prompt(1), params }))).toBe("KV_LEASE_EXPIRED");
     expect(await play.outcome(e.decode({ ...prompt(2), params: other }))).toBe("ok");
     await play.end();
@@ -287,7 +301,9 @@ describe("failed and aborted transfers", () => {
   });
 
   it("an abort during a READ frees the blocks of both sides", async () => {
-    const play = createScenario({ faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }] });
+    const play = createScenario({
+      faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }],
+    });
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -313,7 +329,10 @@ it("a worker closes after CLOSE_GRACE_MS although a READ is never released, and 
   await play.clock.settle(d.close());
   // The worker waits once for running receives, and once for the peers that they reference.
   expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
-  expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 1, notifications: 0 }, { closing: 1 }]);
+  expect(play.logged("d", "close-did-not-wait")).toEqual([
+    { receives: 1, notifications: 0 },
+    { closing: 1 },
+  ]);
   await play.clock.settle(p.close());
   // Longer than the request's own deadline.
   await play.clock.advance(100_000);

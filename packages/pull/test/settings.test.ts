@@ -12,7 +12,9 @@ describe("kv_lease_duration of 6 s", () => {
 
   it("of D is six times the time between its heartbeats", async () => {
     const { rule, sent } = heartbeats();
-    const play = createScenario({ faults: [rule, { fault: "delay", operation: "READ", delayMs: 10_500 }] });
+    const play = createScenario({
+      faults: [rule, { fault: "delay", operation: "READ", delayMs: 10_500 }],
+    });
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { extra });
     expect(await play.handedOver(p, d)).toBe("ok");
@@ -20,7 +22,8 @@ describe("kv_lease_duration of 6 s", () => {
     await play.end();
   });
 
-  // P's parameters have no end of the lease, as vLLM 0.33's have none: D counts a lease from when it saw the request, and less a sixth.
+  // P's parameters have no end of the lease, as vLLM 0.33's have none: D counts a lease from when
+  // it saw the request, and less a sixth.
   it.each([
     ["no heartbeat", 0, 4.8, "ok"],
     ["no heartbeat", 0, 5.2, "KV_LEASE_EXPIRED"],
@@ -28,19 +31,25 @@ describe("kv_lease_duration of 6 s", () => {
     ["the first four heartbeats", 4, 6.8, "ok"],
     ["the first four heartbeats", 4, 7.2, "KV_LEASE_EXPIRED"],
     ["all heartbeats", 100, 20, "ok"],
-  ])("of D: with %s (%i), a READ of %s s from a plain P ends with %s", async (_, taken, seconds, outcome) => {
-    const play = createScenario({
-      faults: [
-        heartbeats((n) => n > taken).rule,
-        { fault: "delay", operation: "READ", delayMs: seconds * 1000 },
-      ],
-    });
-    const p = await play.engine("p", { plain: true });
-    const d = await play.engine("d", { extra });
-    const params = { ...(await play.clock.settle(p.prefill(prompt(1)))), remote_blocks_expiry_time: null };
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe(outcome);
-    await play.end();
-  });
+  ])(
+    "of D: with %s (%i), a READ of %s s from a plain P ends with %s",
+    async (_, taken, seconds, outcome) => {
+      const play = createScenario({
+        faults: [
+          heartbeats((n) => n > taken).rule,
+          { fault: "delay", operation: "READ", delayMs: seconds * 1000 },
+        ],
+      });
+      const p = await play.engine("p", { plain: true });
+      const d = await play.engine("d", { extra });
+      const params = {
+        ...(await play.clock.settle(p.prefill(prompt(1)))),
+        remote_blocks_expiry_time: null,
+      };
+      expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe(outcome);
+      await play.end();
+    },
+  );
 });
 
 it("D waits for an answer to its lease query for 5 s, twice", async () => {

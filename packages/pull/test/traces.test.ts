@@ -55,7 +55,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   },
 
   "tp-2-to-1": {
-    about: ["P has two ranks, D has one. D READs its heads from both, and both wait for D's one rank."],
+    about: [
+      "P has two ranks, D has one. D READs its heads from both, and both wait for D's one rank.",
+    ],
     async play(play) {
       const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
       const params = await play.prefilled(p, 1);
@@ -189,7 +191,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   },
 
   "p-unreachable": {
-    about: ["P is killed, and nobody answers at its address. The next request to it fails without a try."],
+    about: [
+      "P is killed, and nobody answers at its address. The next request to it fails without a try.",
+    ],
     async play(play) {
       const [p, d] = [await play.engine("p"), await play.engine("d")];
       const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
@@ -269,7 +273,10 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     ],
     faults: [{ fault: "fail", operation: "READ", times: 1 }],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d", { loadFailurePolicy: "recompute" })];
+      const [p, d] = [
+        await play.engine("p"),
+        await play.engine("d", { loadFailurePolicy: "recompute" }),
+      ];
       const params = await play.prefilled(p, 1);
       await play.outcome(d.decode({ ...prompt(1), params }));
       await play.clock.advance(50);
@@ -353,7 +360,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   },
 
   "readback-expired": {
-    about: ["Nobody reads the blocks within decoder_kv_blocks_ttl, 10 s, and D frees them. P comes later."],
+    about: [
+      "Nobody reads the blocks within decoder_kv_blocks_ttl, 10 s, and D frees them. P comes later.",
+    ],
     async play(play) {
       const { p, params } = await firstTurn(play, {
         extra: { ...ON.extra, decoder_kv_blocks_ttl: 10 },

@@ -76,11 +76,20 @@ it("with handshake_key_file: a relay between D and P reads nothing", async () =>
   const d = await engine("engine-of-d", 1, key);
   const relay = await openRelay(p.address.port);
   const params = await p.prefill(prompt(1));
-  await d.decode({ ...prompt(1), params: { ...params, remote_host: "127.0.0.1", remote_port: relay.port } });
+  await d.decode({
+    ...prompt(1),
+    params: { ...params, remote_host: "127.0.0.1", remote_port: relay.port },
+  });
   const seen = relay.seen();
   expect(seen).toContain("MESSAGE");
   const { capability } = params.kv_peer as { capability: string };
-  for (const secret of ["engine-of-p", "engine-of-d", "kv_caches", "compatibility_hash", capability])
+  for (const secret of [
+    "engine-of-p",
+    "engine-of-d",
+    "kv_caches",
+    "compatibility_hash",
+    capability,
+  ])
     expect(seen).not.toContain(secret);
   relay.close();
   await end();
@@ -88,7 +97,10 @@ it("with handshake_key_file: a relay between D and P reads nothing", async () =>
 
 it("handshake_key_file is refused where the side channel cannot encrypt", async () => {
   const play = createScenario();
-  const { withEncryption: _, ...sideChannel } = memorySideChannel({ network: play.network, host: "p" });
+  const { withEncryption: _, ...sideChannel } = memorySideChannel({
+    network: play.network,
+    host: "p",
+  });
   const extra = withKey("the shared key of this test");
   await expect(play.engine("p", { extra, sideChannel })).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",

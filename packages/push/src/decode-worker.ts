@@ -20,7 +20,12 @@ import {
   sameCapability,
 } from "@kv/protocol";
 import { ProducerLiveness } from "./producer-liveness.js";
-import { PushReplies, type ReceivePushOptions, receivePush, withdrawRegistration } from "./receive.js";
+import {
+  PushReplies,
+  type ReceivePushOptions,
+  receivePush,
+  withdrawRegistration,
+} from "./receive.js";
 import type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 
 /** The part of a step that concerns D. */
@@ -33,8 +38,9 @@ export type DecodeWorkerStep = Pick<
 const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
 
 /**
- * D's half of a worker. Each registration runs independently: it waits for the handshake, then for the reply of each of P's ranks. Its outcome is
- * in the worker's output at its deadline at the latest.
+ * D's half of a worker. Each registration runs independently: it waits for the handshake, then for
+ * the reply of each of P's ranks. Its outcome is in the worker's output at its deadline at the
+ * latest.
  */
 export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   /** The P's that this rank registers blocks with. */
@@ -58,13 +64,17 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     const { clock, settings, caches, options } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
-      ...{ failureType: "push_reg_handshake_failed", role: "prefill" },
+      failureType: "push_reg_handshake_failed",
+      role: "prefill",
       plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists: false }),
     });
     this.#replies = new PushReplies({ clock });
     this.#receives = new PendingReceives<RegistrationOrder>(
       { ...context, tasks: this.#running, timeoutMs: settings.kvPeerRegistrationTimeoutMs },
-      { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
+      {
+        run: (receive) => this.#run(receive),
+        ended: (receive, error) => this.#ended(receive, error),
+      },
     );
     this.#liveness = new ProducerLiveness({
       clock,
@@ -79,7 +89,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       liveness: this.#liveness,
       receivePass: new ReceivePass(caches),
       registrant: () => ({
-        ...{ engineId, tpSize, dcpSize, tpRank: options.tpRank },
+        engineId,
+        tpSize,
+        dcpSize,
+        tpRank: options.tpRank,
         incarnation: this.#incarnation,
       }),
     };
@@ -95,7 +108,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     });
   }
 
-  /** Takes the registrations, the withdrawals of requests that the engine aborted, and the heartbeats. */
+  /**
+   * Takes the registrations, the withdrawals of requests that the engine aborted, and the
+   * heartbeats.
+   */
   step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
     this.#incarnation = incarnation;
     for (const order of registrations) {
@@ -103,7 +119,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       else this.#release(order);
     }
     for (const requestId of withdrawals) {
-      this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+      this.#receives.abort(
+        requestId,
+        new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`),
+      );
     }
     this.#heartbeats.change(heartbeats);
   }
@@ -119,26 +138,36 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
         this.#notificationIgnored(notification.requestId, from);
       return true;
     }
-    const message = notification.kind === "extension" ? decodePushControl(notification.message) : undefined;
+    const message =
+      notification.kind === "extension" ? decodePushControl(notification.message) : undefined;
     if (message?.kind === "written") this.#written(message.written, from);
     else if (message?.kind === "ended") this.#endedAtProducer(message.ended, from);
     else return false;
     return true;
   }
 
-  /** Takes a notice with the registration's secret: P's rank with the agent `from` has written its share. */
+  /**
+   * Takes a notice with the registration's secret: P's rank with the agent `from` has written its
+   * share.
+   */
   #written({ wireId, secret }: RegistrationWritten, from: string): void {
     const order = this.#byWireId.get(wireId);
-    if (order !== undefined && sameCapability(order.secret, secret)) this.#replies.written(wireId, from);
+    if (order !== undefined && sameCapability(order.secret, secret))
+      this.#replies.written(wireId, from);
     else this.#notificationIgnored(wireId, from);
   }
 
-  /** Takes a done notification of vLLM's form: P's rank with the agent `from` has written its share. */
+  /**
+   * Takes a done notification of vLLM's form: P's rank with the agent `from` has written its share.
+   */
   #done(wireId: string, from: string): void {
     if (!this.#replies.done(wireId, from)) this.#notificationIgnored(wireId, from);
   }
 
-  /** Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has stopped. */
+  /**
+   * Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has
+   * stopped.
+   */
   #endedAtProducer(ended: RegistrationEnded, from: string): void {
     const { wireId, incarnation, generation, secret, code, message } = ended;
     const order = this.#byWireId.get(wireId);
@@ -148,8 +177,15 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#replies.ended(wireId, from, new KvError(code, reason));
   }
 
-  /** Numbers of requests that wait, of notifications that are being sent, and of leases that are extended; all 0 when nothing is held. */
-  outstanding(): { readonly receives: number; readonly notifications: number; readonly heartbeats: number } {
+  /**
+   * Numbers of requests that wait, of notifications that are being sent, and of leases that are
+   * extended; all 0 when nothing is held.
+   */
+  outstanding(): {
+    readonly receives: number;
+    readonly notifications: number;
+    readonly heartbeats: number;
+  } {
     return {
       receives: this.#receives.size,
       notifications: this.#sending.size + this.#context.notifications.size,
@@ -158,15 +194,17 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   }
 
   /**
-   * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS` at most. Requests that still wait
-   * then are abandoned, without a report where no reason is given: their blocks may be written to until the agent is closed.
+   * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS`
+   * at most. Requests that still wait then are abandoned, without a report where no reason is
+   * given: their blocks may be written to until the agent is closed.
    */
   async close(reason?: KvError): Promise<void> {
     const { clock, log, notifications } = this.#context;
     this.#closed = true;
     this.#heartbeats.close();
     for (const receive of this.#receives.values()) {
-      if (reason === undefined) receive.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+      if (reason === undefined)
+        receive.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
       else receive.fail(reason);
     }
     if (await idleWithinGrace(clock, [this.#running, this.#sending, notifications])) return;
@@ -197,7 +235,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     if (error !== undefined && NOT_REGISTERED.includes(error.failureType)) this.#release(order);
   }
 
-  /** Withdraws a request that needs no KV, so that P frees its blocks. A vLLM P frees them when the lease ends. */
+  /**
+   * Withdraws a request that needs no KV, so that P frees its blocks. A vLLM P frees them when the
+   * lease ends.
+   */
   #release(order: RegistrationOrder): void {
     if (this.#closed) return;
     const { log } = this.#context;
@@ -205,8 +246,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#sending.track(
       this.engines.notify(
         order.remote,
-        (engine) => withdrawRegistration(this.#context, order, registrant(), engine, engine.agents.values()),
-        (error) => log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
+        (engine) =>
+          withdrawRegistration(this.#context, order, registrant(), engine, engine.agents.values()),
+        (error) =>
+          log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
       ),
     );
   }

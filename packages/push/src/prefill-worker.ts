@@ -38,13 +38,17 @@ export type PrefillWorkerStep = Pick<
   "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases" | "lost"
 >;
 
-/** How long ended requests and registrations are remembered. Messages about them that are still in flight arrive within this time. */
+/**
+ * How long ended requests and registrations are remembered. Messages about them that are still in
+ * flight arrive within this time.
+ */
 const REMEMBER_MS = 600_000;
 
 /**
- * P's half of a worker. It owns the registrations, the finished requests, their leases and the WRITEs of one rank. It acts on
- * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
- * event waits for a handshake or for a slow consumer.
+ * P's half of a worker. It owns the registrations, the finished requests, their leases and the
+ * WRITEs of one rank. It acts on events only (a step, a computed layer, a notification, the end of
+ * a handshake or a transfer, the end of a lease) and never polls. No event waits for a handshake or
+ * for a slow consumer.
  */
 export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   /** The D's that this rank writes to. */
@@ -72,7 +76,11 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     this.#layerwise = settings.isLayerwise
       ? new LayerwiseWrites({ dispatcher: this.#dispatcher, regions })
       : undefined;
-    this.#endedNotices = new EndedNotices({ context, consumers: this.engines, layerwise: this.#layerwise });
+    this.#endedNotices = new EndedNotices({
+      context,
+      consumers: this.engines,
+      layerwise: this.#layerwise,
+    });
     this.#finished = new FinishedRequests({
       context,
       requests: this.#requests,
@@ -95,7 +103,14 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   }
 
   /** Takes the requests that run, that ended without anything to send, and that finished. */
-  step({ incarnation, inBatch, notSent, leases, lost = [], schedulerClockMs }: PrefillWorkerStep): void {
+  step({
+    incarnation,
+    inBatch,
+    notSent,
+    leases,
+    lost = [],
+    schedulerClockMs,
+  }: PrefillWorkerStep): void {
     this.#incarnation = incarnation;
     for (const order of inBatch) this.#requests.admit(order);
     for (const requestId of notSent) this.#requestNotSent(requestId);
@@ -103,7 +118,10 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     for (const requestId of lost) this.#context.output.sent(requestId);
   }
 
-  /** Writes a layer that was computed to the registrations that wait for its requests. Does nothing if layer-wise push is off. */
+  /**
+   * Writes a layer that was computed to the registrations that wait for its requests. Does nothing
+   * if layer-wise push is off.
+   */
   layerComputed({ regions, computedTokens }: ComputedLayer): void {
     if (this.#closed || this.#layerwise === undefined) return;
     for (const [requestId, tokens] of Object.entries(computedTokens)) {
@@ -135,20 +153,31 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     }
   }
 
-  /** Takes a registration (`PUSH_REG:`) from the agent `from`: it is written, refused, or waits for its prompt. */
+  /**
+   * Takes a registration (`PUSH_REG:`) from the agent `from`: it is written, refused, or waits for
+   * its prompt.
+   */
   register(registration: Registration, from: string): void {
     const key = registrationKey(registration);
     if (this.#closed || this.#isKnown(key)) return;
     if (registration.own === undefined && this.#context.settings.requiresKvPeer) {
       const { wireId: request, engineId } = registration;
       const setting = "require_kv_peer";
-      this.#context.log.debug("push-registration-of-plain-peer", { request, engineId, from, setting });
+      this.#context.log.debug("push-registration-of-plain-peer", {
+        request,
+        engineId,
+        from,
+        setting,
+      });
       return;
     }
     if (this.#isValid(key, registration)) this.#match(key, registration, from);
   }
 
-  /** Takes a withdrawal: the consumer gets a notice when no WRITE of the registration is in flight and none will come. */
+  /**
+   * Takes a withdrawal: the consumer gets a notice when no WRITE of the registration is in flight
+   * and none will come.
+   */
   withdraw(registration: Registration, from: string): void {
     if (this.#closed) return;
     const key = registrationKey(registration);
@@ -194,8 +223,9 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   }
 
   /**
-   * Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. With a reason, the consumers that wait are told, and
-   * finished requests are reported as sent.
+   * Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at
+   * most. With a reason, the consumers that wait are told, and finished requests are reported as
+   * sent.
    */
   async close(reason?: KvError): Promise<void> {
     const { clock, log, output } = this.#context;
@@ -240,7 +270,8 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   #requestNotSent(requestId: string): void {
     const request = this.#requests.byRequestId(requestId);
     if (request !== undefined) {
-      // With layer-wise push the engine keeps the blocks until the worker reports the request: a WRITE may read them.
+      // With layer-wise push the engine keeps the blocks until the worker reports the request: a
+      // WRITE may read them.
       if (this.#layerwise === undefined) this.#requests.end(request);
       else this.#finished.free(request);
     }
@@ -251,9 +282,16 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     }
   }
 
-  /** True for a registration that was received before: all ranks of a vLLM consumer send the same one, and a message may arrive twice. */
+  /**
+   * True for a registration that was received before: all ranks of a vLLM consumer send the same
+   * one, and a message may arrive twice.
+   */
   #isKnown(key: string): boolean {
-    return this.#finished.isWriting(key) || this.#endedRegistrations.has(key) || this.#matcher.isWaiting(key);
+    return (
+      this.#finished.isWriting(key) ||
+      this.#endedRegistrations.has(key) ||
+      this.#matcher.isWaiting(key)
+    );
   }
 
   /** Refuses a registration that is for another engine, or whose generation has ended. */
@@ -281,7 +319,11 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   #wait(key: string, registration: Registration, from: string): void {
     for (const [lostKey, lost] of this.#matcher.wait(key, registration)) {
       const { engineId } = lost;
-      this.#context.log.error("push-registrations-full", { from, engineId, waiting: this.#matcher.size });
+      this.#context.log.error("push-registrations-full", {
+        from,
+        engineId,
+        waiting: this.#matcher.size,
+      });
       const message = `the registrations that wait at the prefill worker hold more than ${MAX_WAITING_BYTES / 2 ** 20} MiB, those of this engine most`;
       this.#refuse(lostKey, lost, new KvError("KV_REQUEST_INVALID", message));
     }
@@ -302,7 +344,12 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   #refuse(key: string, registration: Registration, error: KvError): void {
     const { wireId: request, engineId } = registration;
     this.#endedRegistrations.add(key);
-    this.#context.log.info("push-refused", { request, engineId, code: error.code, error: error.message });
+    this.#context.log.info("push-refused", {
+      request,
+      engineId,
+      code: error.code,
+      error: error.message,
+    });
     this.#endedNotices.send(key, registration, error);
   }
 }

@@ -5,9 +5,19 @@ import { expect, test, vi } from "vitest";
 import { ProducerLiveness } from "./producer-liveness.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
-const PREFILL: EngineAddress = { engineId: "prefill", host: "p", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
+const PREFILL: EngineAddress = {
+  engineId: "prefill",
+  host: "p",
+  port: 1,
+  tpSize: 1,
+  dcpSize: 1,
+  ppSize: 1,
+};
 
-/** A request that waits for a producer. `answers` are the incarnations that the probes find; undefined: no answer. */
+/**
+ * A request that waits for a producer. `answers` are the incarnations that the probes find;
+ * undefined: no answer.
+ */
 function waitingRequest(incarnation: string | undefined, ...answers: (string | undefined)[]) {
   const engine = { incarnation } as RemoteEngine;
   const [drop, fail] = [vi.fn(), vi.fn()];
@@ -24,7 +34,10 @@ function waitingRequest(incarnation: string | undefined, ...answers: (string | u
     receives: { values: () => [receive] },
     probeTimeoutMs: 1000,
   });
-  /** Fails `count` more heartbeats. Returns the messages of all errors that the request has got so far. */
+  /**
+   * Fails `count` more heartbeats. Returns the messages of all errors that the request has got so
+   * far.
+   */
   const afterFailedHeartbeats = async (count: number) => {
     for (let beat = 0; beat < count; beat++) await liveness.heartbeatFailed(PREFILL);
     expect(drop).toHaveBeenCalledTimes(fail.mock.calls.length);
@@ -43,10 +56,14 @@ test("a request goes on waiting while probes find the same incarnation", async (
 
 test("a new incarnation fails the request at once, a missed probe the second time", async () => {
   const restarted = waitingRequest("one", "two");
-  expect(await restarted.afterFailedHeartbeats(1)).toEqual([`engine prefill was restarted ${SUFFIX}`]);
+  expect(await restarted.afterFailedHeartbeats(1)).toEqual([
+    `engine prefill was restarted ${SUFFIX}`,
+  ]);
   const silent = waitingRequest("one");
   expect(await silent.afterFailedHeartbeats(1)).toEqual([]);
-  expect(await silent.afterFailedHeartbeats(1)).toEqual([`engine prefill stopped answering ${SUFFIX}`]);
+  expect(await silent.afterFailedHeartbeats(1)).toEqual([
+    `engine prefill stopped answering ${SUFFIX}`,
+  ]);
 });
 
 test("a vLLM producer is not probed, because its listener would stop: two failed heartbeats in a row fail the request", async () => {
@@ -54,7 +71,9 @@ test("a vLLM producer is not probed, because its listener would stop: two failed
   expect(await afterFailedHeartbeats(1)).toEqual([]);
   liveness.heartbeatDelivered(PREFILL);
   expect(await afterFailedHeartbeats(1)).toEqual([]);
-  expect(await afterFailedHeartbeats(1)).toEqual([`engine prefill stopped receiving heartbeats ${SUFFIX}`]);
+  expect(await afterFailedHeartbeats(1)).toEqual([
+    `engine prefill stopped receiving heartbeats ${SUFFIX}`,
+  ]);
   expect(queryLease).not.toHaveBeenCalled();
 });
 

@@ -20,9 +20,11 @@ export interface ProducerLivenessOptions {
 }
 
 /**
- * Detects producers that have died: one that dies between a registration and its WRITE sends nothing. After a failed heartbeat the
- * producer is probed; a new incarnation, or two missed probes in a row, mean that it is gone, and its requests fail. A vLLM producer is
- * not probed, because its handshake listener stops at a message that it does not know: two failed heartbeats in a row mean that it is gone.
+ * Detects producers that have died: one that dies between a registration and its WRITE sends
+ * nothing. After a failed heartbeat the producer is probed; a new incarnation, or two missed probes
+ * in a row, mean that it is gone, and its requests fail. A vLLM producer is not probed, because its
+ * handshake listener stops at a message that it does not know: two failed heartbeats in a row mean
+ * that it is gone.
  */
 export class ProducerLiveness {
   readonly #options: ProducerLivenessOptions;
@@ -39,7 +41,10 @@ export class ProducerLiveness {
     this.#missed.delete(engineKey(engine));
   }
 
-  /** The transport did not deliver a heartbeat to the engine. Probes it, and fails its requests if it has gone. Never rejects. */
+  /**
+   * The transport did not deliver a heartbeat to the engine. Probes it, and fails its requests if
+   * it has gone. Never rejects.
+   */
   async heartbeatFailed(address: EngineAddress): Promise<void> {
     const { engines, receives } = this.#options;
     const { engineId } = address;
@@ -66,7 +71,10 @@ export class ProducerLiveness {
     }
   }
 
-  /** The answer of the process at the producer's address; undefined if none answers in time. Never rejects. */
+  /**
+   * The answer of the process at the producer's address; undefined if none answers in time. Never
+   * rejects.
+   */
   async probe({ remote }: RegistrationOrder): Promise<LeaseReply | undefined> {
     const { clock, probeTimeoutMs, engines } = this.#options;
     const controller = new AbortController();
@@ -92,10 +100,19 @@ export class ProducerLiveness {
   }
 }
 
-/** Whether the agents of an open engine are those of the process that answered. One that has registered its caches again has closed them before. */
+/**
+ * Whether the agents of an open engine are those of the process that answered. One that has
+ * registered its caches again has closed them before.
+ */
 export function isSameAgent(
-  { incarnation, registrationGeneration = 0 }: Pick<OpenEngine, "incarnation" | "registrationGeneration">,
+  {
+    incarnation,
+    registrationGeneration = 0,
+  }: Pick<OpenEngine, "incarnation" | "registrationGeneration">,
   reply: LeaseReply,
 ): boolean {
-  return incarnation === reply.incarnation && (reply.registrationGeneration ?? 0) <= registrationGeneration;
+  return (
+    incarnation === reply.incarnation &&
+    (reply.registrationGeneration ?? 0) <= registrationGeneration
+  );
 }

@@ -13,7 +13,9 @@ function limitOf(plan: EngineTransferPlan, model: ModelGeometry): VllmLimit | un
   if (found === undefined) {
     const limit = vllmLimitOf(
       {
-        ...{ local: checkedSide(plan.remote), remote: checkedSide(plan.local), model },
+        local: checkedSide(plan.remote),
+        remote: checkedSide(plan.local),
+        model,
         hasStates: plan.local.stateSpace !== undefined,
         mode: "push",
         checking: "prefill",
@@ -26,7 +28,10 @@ function limitOf(plan: EngineTransferPlan, model: ModelGeometry): VllmLimit | un
   return found.limit;
 }
 
-/** Refuses what a vLLM 0.33 producer refuses itself, without a word to this side, and what it would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
+/**
+ * Refuses what a vLLM 0.33 producer refuses itself, without a word to this side, and what it would
+ * write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`.
+ */
 export function assertVllmCanWrite(
   { plan, address }: RemoteEngine,
   order: RegistrationOrder,
@@ -56,8 +61,8 @@ export function assertVllmCanWrite(
 }
 
 /**
- * Stands in for the producer's block ids before the producer has answered: as many for each group as it will transfer. It clips windows
- * and states as this engine does, in blocks of its own size.
+ * Stands in for the producer's block ids before the producer has answered: as many for each group
+ * as it will transfer. It clips windows and states as this engine does, in blocks of its own size.
  */
 export function placeholderBlocks(
   { numTokens, localBlockIds }: RegistrationOrder,
@@ -69,10 +74,18 @@ export function placeholderBlocks(
     const group = groups[index];
     const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
     // A group without tokens has as many blocks at the producer as are wanted here.
-    if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
+    if (
+      group === undefined ||
+      remoteBlockTokens === undefined ||
+      extent === "state" ||
+      extent === "whole"
+    ) {
       return local.map((_, i) => i);
     }
-    const whole = Array.from({ length: Math.ceil(numTokens / (remoteBlockTokens * dcpSize)) }, (_, i) => i);
+    const whole = Array.from(
+      { length: Math.ceil(numTokens / (remoteBlockTokens * dcpSize)) },
+      (_, i) => i,
+    );
     const clipped = exchangedBlocks(
       [whole],
       { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },

@@ -27,7 +27,8 @@ function geometry(groups: readonly Group[], blockSize: number): RankGeometry {
     deviceId: 0,
     ...(groups.some(({ kind }) => kind === "mamba") ? { stateSpace: STATE } : {}),
     regions: groups.map(({ kind }, groupId) => {
-      const bytes = kind === "mamba" ? STATE.convBytes + STATE.recurrentBytes : blockSize * CELL_BYTES;
+      const bytes =
+        kind === "mamba" ? STATE.convBytes + STATE.recurrentBytes : blockSize * CELL_BYTES;
       return {
         name: `layers.${groupId}`,
         baseAddress: 2 ** 20 * (groupId + 1),
@@ -42,7 +43,10 @@ function geometry(groups: readonly Group[], blockSize: number): RankGeometry {
 }
 
 /** D and P with blocks of these sizes, and what D plans for a prompt. */
-function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = false, local = {} } = {}) {
+function pair(
+  groups: readonly Group[],
+  { ours = 16, theirs = 16, isPlain = false, local = {} } = {},
+) {
   const config = (blockSize: number) =>
     ({
       groups: groups.map((group) => ({ ...group, layerNames: [] })),
@@ -61,7 +65,10 @@ function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = fals
   } as unknown as RemoteEngine;
   const tables = (blockSize: number, numTokens: number): BlockIds =>
     groups.map(({ kind }) =>
-      Array.from({ length: kind === "mamba" ? 1 : Math.ceil(numTokens / blockSize) }, (_, i) => i + 1),
+      Array.from(
+        { length: kind === "mamba" ? 1 : Math.ceil(numTokens / blockSize) },
+        (_, i) => i + 1,
+      ),
     );
   return {
     /** The blocks of a prompt as D's scheduler registers them, and as P's parameters name them. */
@@ -69,7 +76,10 @@ function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = fals
       return {
         numTokens,
         localComputedBlocks: computedBlocks,
-        localBlockIds: exchangedBlocks(tables(ours, numTokens), config(ours), { numTokens, computedBlocks }),
+        localBlockIds: exchangedBlocks(tables(ours, numTokens), config(ours), {
+          numTokens,
+          computedBlocks,
+        }),
         remoteBlockIds: exchangedBlocks(tables(theirs, numTokens), config(theirs), { numTokens }),
       };
     },
@@ -142,6 +152,8 @@ describe("D refuses before it registers a block", () => {
     const { blocks, plan } = pair([FULL, WINDOW]);
     const refused = () => plan({ ...blocks(64), ...change });
     expect(refused).toThrow(code("KV_BLOCKS_MISMATCH"));
-    expect(refused).toThrow(`${side} block ids of ${given} KV cache groups are given, the engine has 2`);
+    expect(refused).toThrow(
+      `${side} block ids of ${given} KV cache groups are given, the engine has 2`,
+    );
   });
 });

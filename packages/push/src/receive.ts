@@ -34,9 +34,11 @@ const WITHDRAWAL_REPEAT_MS = 1000;
 const REPORT_GRACE_MS = 500;
 
 /**
- * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
- * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `decoderBlocksTtlMs`, or when the worker abandons
- * it, although a WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not write. Errors: `ReceiveError`.
+ * Receives the KV of one request that a producer writes: registers the blocks, waits for the done
+ * notification of each of the producer's ranks, then runs the receive pass. Settles when no WRITE
+ * can arrive any more; or after `decoderBlocksTtlMs`, or when the worker abandons it, although a
+ * WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not
+ * write. Errors: `ReceiveError`.
  */
 export async function receivePush(
   receive: PendingReceive<RegistrationOrder>,
@@ -44,13 +46,21 @@ export async function receivePush(
   options: ReceivePushOptions,
 ): Promise<void> {
   const { order, signal } = receive;
-  const { engine, release } = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
-    const unreachable = unreachablePeer(error);
-    throw ReceiveError.from(unreachable, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
-  });
+  const { engine, release } = await options.engines
+    .acquire(order.remote, signal)
+    .catch((error: unknown) => {
+      const unreachable = unreachablePeer(error);
+      throw ReceiveError.from(
+        unreachable,
+        "KV_HANDSHAKE_REFUSED",
+        "push_reg_handshake_failed",
+        signal,
+      );
+    });
   receive.engine = engine;
   try {
-    if (!engine.features.has(PUSH_CONTROL)) receive.allow(options.context.settings.registrationTimeoutMs);
+    if (!engine.features.has(PUSH_CONTROL))
+      receive.allow(options.context.settings.registrationTimeoutMs);
     await new PushReceive(receive, replies, engine, options).run();
     receive.isVerified = engine.features.has(PUSH_CONTROL);
   } finally {
@@ -99,13 +109,19 @@ class PushReceive {
     }
     try {
       if (plan.receivePass !== undefined)
-        await endWith(tracer?.start("kv.receive_pass", { parent }), receivePass.apply(this.#engine, plan));
+        await endWith(
+          tracer?.start("kv.receive_pass", { parent }),
+          receivePass.apply(this.#engine, plan),
+        );
     } catch (error) {
       throw this.#error(error, "transfer_exception");
     }
   }
 
-  /** Registers the blocks with every rank and waits for the replies. Undefined if every rank has written its share, else the failure. */
+  /**
+   * Registers the blocks with every rank and waits for the replies. Undefined if every rank has
+   * written its share, else the failure.
+   */
   async #registerAndWait(): Promise<ReceiveError | undefined> {
     const { order, signal } = this.#receive;
     // No rank knows the blocks yet.
@@ -137,18 +153,27 @@ class PushReceive {
     }
   }
 
-  /** Whether a rank of P has said that it has written. One of our own must say it with the registration's secret. */
+  /**
+   * Whether a rank of P has said that it has written. One of our own must say it with the
+   * registration's secret.
+   */
   #hasWritten(agent: string): boolean {
     const { done, written } = this.#replies;
     return this.#engine.features.has(PUSH_CONTROL) ? written.has(agent) : done.has(agent);
   }
 
-  /** Whether a rank of a vLLM P has said that it does not write. One of our own says it with the registration's secret. */
+  /**
+   * Whether a rank of a vLLM P has said that it does not write. One of our own says it with the
+   * registration's secret.
+   */
   #hasFailed(agent: string): boolean {
     return !this.#engine.features.has(PUSH_CONTROL) && this.#replies.failed.has(agent);
   }
 
-  /** Registers the blocks with one rank. Where the transport cannot send the message, the rank is `unregistered`, and the engine is dropped. */
+  /**
+   * Registers the blocks with one rank. Where the transport cannot send the message, the rank is
+   * `unregistered`, and the engine is dropped.
+   */
   #register(agent: string): Promise<unknown> {
     const { order } = this.#receive;
     const { context, engines, registrant } = this.#options;
@@ -157,20 +182,29 @@ class PushReceive {
       parent: order.remote.traceparent,
       attributes: { "kv.remote_agent": agent },
     });
-    const payload = encodeRegistration(order, registrant(), this.#engine.features.has(PUSH_CONTROL));
+    const payload = encodeRegistration(
+      order,
+      registrant(),
+      this.#engine.features.has(PUSH_CONTROL),
+    );
     const sent = notifications.send(agent, payload, (error) => {
       this.#unregistered.add(agent);
       metrics.notificationFailed();
       span?.end(error);
-      log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
+      log.warn("push_reg_notif_failed", {
+        requestId: order.requestId,
+        agent,
+        error: String(error),
+      });
       engines.drop(this.#engine, String(error));
     });
     return endWith(span, sent);
   }
 
   /**
-   * Withdraws the registration, and waits until each rank that may write has replied, the producer's process is gone, or further waiting is
-   * useless. Reports the blocks as at risk when that takes longer than `REPORT_GRACE_MS`.
+   * Withdraws the registration, and waits until each rank that may write has replied, the
+   * producer's process is gone, or further waiting is useless. Reports the blocks as at risk when
+   * that takes longer than `REPORT_GRACE_MS`.
    */
   async #waitUntilSafe(failure: ReceiveError): Promise<void> {
     const { order } = this.#receive;
@@ -185,7 +219,8 @@ class PushReceive {
       replies.abandoned
         ? []
         : mayWrite.filter(
-            (agent) => !this.#hasWritten(agent) && !this.#hasFailed(agent) && !replies.ended.has(agent),
+            (agent) =>
+              !this.#hasWritten(agent) && !this.#hasFailed(agent) && !replies.ended.has(agent),
           );
     let reported = false;
     for (let round = 0; silent().length > 0; round++) {
@@ -213,7 +248,9 @@ class PushReceive {
     const othersRegister =
       !this.#engine.features.has(PUSH_CONTROL) &&
       this.#options.context.options.engine.tpSize > this.#engine.address.tpSize;
-    return othersRegister ? this.#agents : this.#agents.filter((agent) => !this.#unregistered.has(agent));
+    return othersRegister
+      ? this.#agents
+      : this.#agents.filter((agent) => !this.#unregistered.has(agent));
   }
 
   async #nextReply(timeoutMs: number): Promise<void> {
@@ -231,8 +268,9 @@ class PushReceive {
 }
 
 /**
- * Withdraws the order's blocks from these ranks. Best effort: if the message is lost, it is repeated, or P frees the blocks when the
- * lease ends. A vLLM producer gets no withdrawal, because its protocol has none.
+ * Withdraws the order's blocks from these ranks. Best effort: if the message is lost, it is
+ * repeated, or P frees the blocks when the lease ends. A vLLM producer gets no withdrawal, because
+ * its protocol has none.
  */
 export function withdrawRegistration(
   { notifications, log }: Pick<WorkerContext, "notifications" | "log">,
@@ -245,15 +283,19 @@ export function withdrawRegistration(
   const payload = encodeWithdrawal(order, registrant);
   for (const agent of agents) {
     void notifications.send(agent, payload, (error) =>
-      log.debug("push-withdrawal-failed", { requestId: order.requestId, agent, error: String(error) }),
+      log.debug("push-withdrawal-failed", {
+        requestId: order.requestId,
+        agent,
+        error: String(error),
+      }),
     );
   }
 }
 
 /**
- * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is refused here, before a block is
- * registered. Errors: `ReceiveError` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of
- * `planRequest`.
+ * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is
+ * refused here, before a block is registered. Errors: `ReceiveError` with `transfer_setup_failed`
+ * and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of `planRequest`.
  */
 export function planReceive(
   engine: RemoteEngine,
@@ -262,7 +304,11 @@ export function planReceive(
     groups,
     tpSize,
     model,
-  }: { readonly groups: KvCacheConfig["groups"]; readonly tpSize: number; readonly model: ModelGeometry },
+  }: {
+    readonly groups: KvCacheConfig["groups"];
+    readonly tpSize: number;
+    readonly model: ModelGeometry;
+  },
 ): RequestPlan {
   try {
     if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order, model);
@@ -281,11 +327,20 @@ export function planReceive(
   }
 }
 
-/** How many done notifications are kept for requests that no step has named yet: another rank's registration may cause them. */
+/**
+ * How many done notifications are kept for requests that no step has named yet: another rank's
+ * registration may cause them.
+ */
 const MAX_EARLY = 4096;
-/** How many agents are kept for one registration: more than a producer has ranks. An agent states its name itself, so it may use many. */
+/**
+ * How many agents are kept for one registration: more than a producer has ranks. An agent states
+ * its name itself, so it may use many.
+ */
 const MAX_AGENTS = 4096;
-/** How long such a notification is kept, in milliseconds. An older one belongs to another use of the id. */
+/**
+ * How long such a notification is kept, in milliseconds. An older one belongs to another use of the
+ * id.
+ */
 const EARLY_MS = 10_000;
 
 /** The replies of producers, by the registration that they answer. */
@@ -298,7 +353,10 @@ export class PushReplies {
     this.#clock = clock;
   }
 
-  /** Collects the replies to a registration from now on, with the done notifications that arrived a moment ago. */
+  /**
+   * Collects the replies to a registration from now on, with the done notifications that arrived a
+   * moment ago.
+   */
   open(wireId: string): RegistrationReplies {
     const early = this.#early.get(wireId);
     this.#early.delete(wireId);
@@ -313,7 +371,10 @@ export class PushReplies {
     this.#open.delete(wireId);
   }
 
-  /** Records that a rank has written its share. False if no registration with this id is open; the notification is kept for a moment. */
+  /**
+   * Records that a rank has written its share. False if no registration with this id is open; the
+   * notification is kept for a moment.
+   */
   done(wireId: string, agent: string): boolean {
     const replies = this.#open.get(wireId);
     if (replies !== undefined) {
@@ -321,7 +382,10 @@ export class PushReplies {
       replies.wake();
       return true;
     }
-    const early = this.#early.get(wireId) ?? { agents: new Set<string>(), sinceMs: this.#clock.now() };
+    const early = this.#early.get(wireId) ?? {
+      agents: new Set<string>(),
+      sinceMs: this.#clock.now(),
+    };
     if (early.agents.size < MAX_AGENTS) early.agents.add(agent);
     this.#early.set(wireId, early);
     const [oldest] = this.#early.keys();
@@ -329,7 +393,10 @@ export class PushReplies {
     return false;
   }
 
-  /** Records a rank's notice with the registration's secret that it has written. Does nothing if no registration with this id is open. */
+  /**
+   * Records a rank's notice with the registration's secret that it has written. Does nothing if no
+   * registration with this id is open.
+   */
   written(wireId: string, agent: string): void {
     const replies = this.#open.get(wireId);
     replies?.written.add(agent);
@@ -345,11 +412,15 @@ export class PushReplies {
     return true;
   }
 
-  /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
+  /**
+   * Records that a rank does not write, or has stopped. Does nothing if no registration with this
+   * id is open.
+   */
   ended(wireId: string, agent: string, error: KvError): void {
     const replies = this.#open.get(wireId);
     if (replies === undefined) return;
-    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent)) replies.ended.set(agent, error);
+    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent))
+      replies.ended.set(agent, error);
     replies.wake();
   }
 
@@ -364,11 +435,18 @@ export class PushReplies {
 
 /** The done and ended notifications that a producer's ranks sent for one registration. */
 export class RegistrationReplies {
-  /** Agents of the ranks that have written their share, by notifications of vLLM's form, which prove nothing. */
+  /**
+   * Agents of the ranks that have written their share, by notifications of vLLM's form, which prove
+   * nothing.
+   */
   readonly done: Set<string>;
-  /** Agents of the ranks that have written their share, by notices with the registration's secret. */
+  /**
+   * Agents of the ranks that have written their share, by notices with the registration's secret.
+   */
   readonly written = new Set<string>();
-  /** Agents of the ranks that do not write, by notifications of vLLM's form, which prove nothing. */
+  /**
+   * Agents of the ranks that do not write, by notifications of vLLM's form, which prove nothing.
+   */
   readonly failed = new Set<string>();
   /** Agents of the ranks that do not write, or have stopped, and why. */
   readonly ended = new Map<string, KvError>();

@@ -29,12 +29,19 @@ async function setUp() {
 }
 
 const request = (requestId: string, kvTransferParams: KvTransferParams) => ({
-  ...{ requestId, numPromptTokens: 40, kvTransferParams },
+  requestId,
+  numPromptTokens: 40,
+  kvTransferParams,
 });
 /** What a proxy knows of a P before it has answered. */
 const coordinates = {
-  ...{ do_remote_prefill: true, do_remote_decode: false, remote_engine_id: "p", remote_request_id: "cmpl-p" },
-  ...{ remote_host: "p", remote_port: 1, tp_size: 1 },
+  do_remote_prefill: true,
+  do_remote_decode: false,
+  remote_engine_id: "p",
+  remote_request_id: "cmpl-p",
+  remote_host: "p",
+  remote_port: 1,
+  tp_size: 1,
 };
 
 describe("a cache with states, whose last prompt token only the decode engine may compute (vllm#37310)", () => {
@@ -50,7 +57,11 @@ describe("a cache with states, whose last prompt token only the decode engine ma
     expect(() => scheduler.matchedTokens(request("r", answer), 0)).toThrow(
       /group 1 of the KV cache is "mamba", .* last 1 of 40 prompt tokens to this one, and it has computed 40/,
     );
-    const early = { ...coordinates, remote_request_id: "other", remote_block_ids: [[1, 2, 3], [4]] };
+    const early = {
+      ...coordinates,
+      remote_request_id: "other",
+      remote_block_ids: [[1, 2, 3], [4]],
+    };
     expect(() => scheduler.matchedTokens(request("s", early), 0)).toThrow(
       /does not say how many it computes/,
     );
@@ -58,7 +69,10 @@ describe("a cache with states, whose last prompt token only the decode engine ma
 
   it("asks one that has not answered yet for all tokens but the last", async () => {
     const scheduler = await setUp();
-    expect(scheduler.matchedTokens(request("r", coordinates), 0)).toEqual({ tokens: 39, async: true });
+    expect(scheduler.matchedTokens(request("r", coordinates), 0)).toEqual({
+      tokens: 39,
+      async: true,
+    });
   });
 
   it("prefills for a decode engine where its own engine leaves the last token out", async () => {

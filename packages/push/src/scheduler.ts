@@ -40,15 +40,18 @@ type DecodeStep = Pick<PushStepMetadata, "registrations" | "withdrawals">;
 /** The P of a request's prompt, and the values from its response. */
 interface RemotePrefill {
   readonly remote: RemoteRequest;
-  /** The tokens that P has computed. Undefined if it has not responded yet, because both legs of the request were sent at once. */
+  /**
+   * The tokens that P has computed. Undefined if it has not responded yet, because both legs of the
+   * request were sent at once.
+   */
   readonly numTokens?: number | undefined;
   /** P's blocks per group. Undefined if it has not responded yet. */
   readonly blockIds?: BlockIds | undefined;
 }
 
 /**
- * D's orders: the blocks that the workers register with P. Each registration has a new generation, which stays open until the workers report
- * that no WRITE can arrive any more.
+ * D's orders: the blocks that the workers register with P. Each registration has a new generation,
+ * which stays open until the workers report that no WRITE can arrive any more.
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   /** P writes into the blocks of one request. */
@@ -87,7 +90,9 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   cancelFetch(requestId: string): boolean {
-    const index = this.#registrations.findIndex((order) => order.requestId === requestId && order.isAwaited);
+    const index = this.#registrations.findIndex(
+      (order) => order.requestId === requestId && order.isAwaited,
+    );
     if (index >= 0) this.#registrations.splice(index, 1);
     return index >= 0;
   }
@@ -137,7 +142,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     remote: RemoteRequest,
     blocks: Pick<
       RegistrationOrder,
-      "localBlockIds" | "localComputedBlocks" | "numTokens" | "promptDigest" | "isAwaited" | "remoteBlockIds"
+      | "localBlockIds"
+      | "localComputedBlocks"
+      | "numTokens"
+      | "promptDigest"
+      | "isAwaited"
+      | "remoteBlockIds"
     >,
   ): void {
     const { wireId, generation } = this.#generations.begin(requestId);
@@ -162,8 +172,9 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
 }
 
 /**
- * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were sent at once, P's address as the proxy
- * knows it beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were
+ * sent at once, P's address as the proxy knows it beforehand, without blocks. Errors:
+ * `KV_REQUEST_INVALID`, naming the key and its value.
  */
 function readRemotePrefill(
   params: KvTransferParams,
@@ -183,8 +194,8 @@ function readRemotePrefill(
 }
 
 /**
- * The secrets of D's registrations, one per P. A P learns only its own, so it cannot act on D's registrations at another P. All ranks of D
- * send the same one.
+ * The secrets of D's registrations, one per P. A P learns only its own, so it cannot act on D's
+ * registrations at another P. All ranks of D send the same one.
  */
 class RegistrationSecrets {
   readonly #key = randomBytes(32);

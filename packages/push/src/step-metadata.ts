@@ -5,7 +5,10 @@ import {
 } from "@kv/connector/building-blocks";
 import type { BlockIds, StepMetadata } from "@kv/interface";
 
-/** The orders of the scheduler side to every worker in one step. Plain data: the workers may be other processes. */
+/**
+ * The orders of the scheduler side to every worker in one step. Plain data: the workers may be
+ * other processes.
+ */
 export interface PushStepMetadata extends ConnectorStepMetadata {
   /** Always `"push"`. A worker refuses the metadata of another connector. */
   readonly connector: typeof PUSH;
@@ -31,7 +34,10 @@ export interface RegistrationOrder {
   readonly remote: RemoteRequest;
   /** The producer's blocks per group, if its parameters had them. Only their number is used. */
   readonly remoteBlockIds?: BlockIds | undefined;
-  /** Logical block ids per group that the producer writes into. An empty list means that the producer may free its blocks. */
+  /**
+   * Logical block ids per group that the producer writes into. An empty list means that the
+   * producer may free its blocks.
+   */
   readonly localBlockIds: BlockIds;
   /** The number of blocks per group before those, which the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
@@ -52,7 +58,10 @@ export interface RegistrationOrder {
 /** The connector's name in step metadata. */
 export const PUSH = "push";
 
-/** Narrows the metadata of a step to push. Errors: `KV_INTERNAL` for the metadata of another connector. */
+/**
+ * Narrows the metadata of a step to push. Errors: `KV_INTERNAL` for the metadata of another
+ * connector.
+ */
 export function pushStepMetadata(step: StepMetadata): PushStepMetadata {
   return connectorStepMetadata<PushStepMetadata>(step, PUSH, ["registrations", "withdrawals"]);
 }

@@ -1,6 +1,11 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import { engineIdentity } from "@kv/testing/engine-identity";
-import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
+import {
+  memoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+  virtualClock,
+} from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { createPushWorker } from "./worker.js";
 

@@ -6,8 +6,8 @@ import { PrefillWorker } from "./prefill-worker.js";
 import { PUSH, type PushStepMetadata, pushStepMetadata } from "./step-metadata.js";
 
 /**
- * Creates the worker side of push, for one rank: P's and D's half around one agent. Errors: `KV_TRANSPORT_UNSUPPORTED`,
- * `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ * Creates the worker side of push, for one rank: P's and D's half around one agent. Errors:
+ * `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createPushWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
   return createConnectorWorker<PushStepMetadata>(options, {
@@ -19,7 +19,11 @@ export function createPushWorker(options: WorkerOptions): WorkerConnector & Asyn
     createHalves(context) {
       if (options.config.enablePermuteLocalKv) {
         const reason = "push always converts HND blocks of P for an NHD cache of D";
-        context.log.warn("setting-not-used", { key: "enable_permute_local_kv", value: true, reason });
+        context.log.warn("setting-not-used", {
+          key: "enable_permute_local_kv",
+          value: true,
+          reason,
+        });
       }
       return { prefill: new PrefillWorker(context), decode: new DecodeWorker(context) };
     },

@@ -40,7 +40,11 @@ function blockBytes({ kind, heads }: Group): number {
   return kind === "mamba" ? STATE.convBytes + STATE.recurrentBytes : attention;
 }
 
-async function side(groups: readonly Group[], host: string, network: ReturnType<typeof memoryNetwork>) {
+async function side(
+  groups: readonly Group[],
+  host: string,
+  network: ReturnType<typeof memoryNetwork>,
+) {
   const transport = memoryTransport({ network, host });
   const agent = await transport.createAgent();
   const memories = groups.map((group) => transport.allocate(blockBytes(group) * NUM_BLOCKS));
@@ -97,12 +101,22 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
         ),
       );
     const promptBlockIds = exchangedBlocks(table(2, 1), config, { numTokens: NUM_TOKENS });
-    const { localBlockIds, localComputedBlocks } = blocksToFetch(table(3, 2), 0, NUM_TOKENS, config);
+    const { localBlockIds, localComputedBlocks } = blocksToFetch(
+      table(3, 2),
+      0,
+      NUM_TOKENS,
+      config,
+    );
 
     const context = testContext({
-      ...{ agent: p.agent, local: p.geometry, incarnation: "d", features: [PUSH_CONTROL] },
+      agent: p.agent,
+      local: p.geometry,
+      incarnation: "d",
+      features: [PUSH_CONTROL],
       model: { numKvHeads: 2, groups: groups.map(({ kind }) => kind) },
-      remote: async () => [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
+      remote: async () => [
+        { tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() },
+      ],
     });
     const consumers = consumerEngines(context);
     const address = { engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };

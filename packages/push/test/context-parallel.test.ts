@@ -37,7 +37,9 @@ it.each(["p", "d"] as const)(
     const cache = { kind: "mla", numKvHeads: 1 } as const;
     const p = await play.engine("p", own === "p" ? SHARED : { ...cache, plain: true });
     const d = await play.engine("d", own === "d" ? SHARED : { ...cache, plain: true });
-    expect(await play.handedOver(p, d)).toMatch(/^KV_(PLAN_UNSUPPORTED|REQUEST_TIMEOUT|TRANSFER_TIMEOUT)$/);
+    expect(await play.handedOver(p, d)).toMatch(
+      /^KV_(PLAN_UNSUPPORTED|REQUEST_TIMEOUT|TRANSFER_TIMEOUT)$/,
+    );
     await play.clock.advance(600_000);
     await play.end();
   },

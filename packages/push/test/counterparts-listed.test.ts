@@ -5,8 +5,12 @@ const read = (path: string) => readFileSync(new URL(path, import.meta.url), "utf
 
 it("docs/design/push.md lists a counterpart for each of vLLM's 30 unit tests, and they are there", () => {
   const files = readdirSync(new URL("./counterparts/", import.meta.url));
-  const tests = files.map((file) => (file.endsWith(".test.ts") ? read(`./counterparts/${file}`) : "")).join();
-  const [, list = ""] = read("../../../docs/design/push.md").split("in `packages/push/test/counterparts/`:");
+  const tests = files
+    .map((file) => (file.endsWith(".test.ts") ? read(`./counterparts/${file}`) : ""))
+    .join();
+  const [, list = ""] = read("../../../docs/design/push.md").split(
+    "in `packages/push/test/counterparts/`:",
+  );
   const rows = list.split("\n").filter((line) => /^\| (?!part |-)/.test(line));
   const names = rows.map((row) => row.split(" | ").at(-1)?.replace(/ *\|$/, "").trim() ?? "");
   expect(names).toHaveLength(30);

@@ -5,7 +5,8 @@ import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 import { sabotagedPush } from "./sabotage.js";
 
-// A fault run that detects nothing proves nothing. Each test breaks a rule of push from outside, and the run must report violations.
+// A fault run that detects nothing proves nothing. Each test breaks a rule of push from outside,
+// and the run must report violations.
 describe("the fault run detects", () => {
   it.each([
     ["believe-itself", 600],

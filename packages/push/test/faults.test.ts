@@ -20,12 +20,19 @@ describe(`${requests} requests under faults`, () => {
     const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
     expect(total, replay).toBe(requests);
     // Most must succeed: a connector that refuses everything would pass all other checks.
-    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * (requests < 1000 ? 0.5 : 0.6));
+    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(
+      requests * (requests < 1000 ? 0.5 : 0.6),
+    );
   }, 1_800_000);
 
   it("do the same with layer-wise push", async () => {
     const some = Math.ceil(requests / 4);
-    const report = await faultRun({ seed: `${seed} layers`, requests: some, ...push, layerwise: true });
+    const report = await faultRun({
+      seed: `${seed} layers`,
+      requests: some,
+      ...push,
+      layerwise: true,
+    });
     console.info(JSON.stringify({ seed, ...report }));
     expect(report.violations).toEqual([]);
     expect(report.left).toEqual({});

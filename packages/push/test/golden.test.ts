@@ -4,7 +4,12 @@ import { readTransferConfig } from "@kv/connector";
 import { type LeaseOrder, PrefillScheduler } from "@kv/connector/building-blocks";
 import { descriptorPairs, type Transfer, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
-import { decodeRegistration, encodeNotification, encodeRegistration, type Registration } from "@kv/protocol";
+import {
+  decodeRegistration,
+  encodeNotification,
+  encodeRegistration,
+  type Registration,
+} from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRanks } from "@kv/testing/worker-context";
@@ -83,7 +88,9 @@ const CACHE = {
 };
 
 describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
-  const registrations = lines(`${recording}.notifs`).filter(({ decoded }) => decoded.kind === "PUSH_REG");
+  const registrations = lines(`${recording}.notifs`).filter(
+    ({ decoded }) => decoded.kind === "PUSH_REG",
+  );
   const scheduled = lines(`${recording}.sched`);
 
   it("a registration is encoded and decoded byte for byte", () => {
@@ -149,7 +156,8 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
         decoderBlocksTtlMs: 480_000,
         incarnation: "i",
         address: () => ({
-          ...{ host: params.remote_host, port: params.remote_port },
+          host: params.remote_host,
+          port: params.remote_port,
           registrationGeneration: 3,
         }),
       });
@@ -166,12 +174,14 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
   });
 
   it("a decode scheduler requests the same tokens and registers the same blocks", async () => {
-    const matched = scheduled.filter(({ ev, ret }) => ev === "sched.get_num_new_matched_tokens" && ret[1]);
+    const matched = scheduled.filter(
+      ({ ev, ret }) => ev === "sched.get_num_new_matched_tokens" && ret[1],
+    );
     expect(matched.length).toBeGreaterThan(0);
     for (const { req, params, ret } of matched) {
       if (params === null) continue;
-      const registered = registrations.find(({ decoded }) => decoded.msgpack.request_id === req)?.decoded
-        .msgpack;
+      const registered = registrations.find(({ decoded }) => decoded.msgpack.request_id === req)
+        ?.decoded.msgpack;
       if (registered === undefined) throw new Error(`${req} is not registered in the recording`);
       const network = memoryNetwork();
       const decode = createPushScheduler({
@@ -189,7 +199,9 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       const takeStep = () => pushStepMetadata(decode.buildStepMetadata());
       const request = { requestId: req, numPromptTokens: ret[0], kvTransferParams: { ...params } };
       decode.requestQueued(request);
-      expect(takeStep().heartbeats).toMatchObject([{ begin: [{ requestId: params.remote_request_id }] }]);
+      expect(takeStep().heartbeats).toMatchObject([
+        { begin: [{ requestId: params.remote_request_id }] },
+      ]);
       expect(decode.matchedTokens(request, 0)).toEqual({ tokens: ret[0], async: true });
       decode.afterAllocation(request, registered.local_block_ids, ret[0]);
       expect(takeStep().registrations).toMatchObject([
@@ -237,10 +249,18 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       },
     });
     const context = testContext({
-      ...{ agent, local: rank(0, 1, 64) },
+      agent,
+      local: rank(0, 1, 64),
       remote: testRanks((tpRank) => rank(tpRank, decodeTpSize, 48)),
     });
-    const address = { engineId: "d", host: "d", port: 1, tpSize: decodeTpSize, dcpSize: 1, ppSize: 1 };
+    const address = {
+      engineId: "d",
+      host: "d",
+      port: 1,
+      tpSize: decodeTpSize,
+      dcpSize: 1,
+      ppSize: 1,
+    };
     const { engine: consumer } = await consumerEngines(context).open(address);
     for (let at = 0; at < writes.length; at += decodeTpSize) {
       const first = writes[at];
@@ -278,6 +298,8 @@ it("a heartbeat is encoded byte for byte", () => {
   expect(heartbeats.length).toBeGreaterThan(0);
   for (const { hex, decoded } of heartbeats) {
     const requestIds = decoded.req_ids;
-    expect(Buffer.from(encodeNotification({ kind: "heartbeat", requestIds })).toString("hex")).toBe(hex);
+    expect(Buffer.from(encodeNotification({ kind: "heartbeat", requestIds })).toString("hex")).toBe(
+      hex,
+    );
   }
 });

@@ -29,13 +29,16 @@ describe("no client and no stranger changes, frees or delays the request of anot
 });
 
 describe("the scenes find what gets through", () => {
-  it.each(["capability", "secret", "prompt"] as const)("without the check of the %s", async (takenOut) => {
-    const scenes = fc.sample(sceneArbitrary(), { numRuns: 150, seed: 7 });
-    const violation = /has wrong bytes|user \d+ ended with/;
-    for (const scene of scenes) {
-      const found = await playScene(scene, { connector: pushConnector, takenOut });
-      if (violation.test(found.join("\n"))) return;
-    }
-    expect.fail(`no scene shows ${violation}`);
-  });
+  it.each(["capability", "secret", "prompt"] as const)(
+    "without the check of the %s",
+    async (takenOut) => {
+      const scenes = fc.sample(sceneArbitrary(), { numRuns: 150, seed: 7 });
+      const violation = /has wrong bytes|user \d+ ended with/;
+      for (const scene of scenes) {
+        const found = await playScene(scene, { connector: pushConnector, takenOut });
+        if (violation.test(found.join("\n"))) return;
+      }
+      expect.fail(`no scene shows ${violation}`);
+    },
+  );
 });

@@ -23,7 +23,11 @@ function watching(posted: Posted[]): (transport: Transport) => Transport {
         if (name !== "transfer") return typeof value === "function" ? value.bind(target) : value;
         return (request: Parameters<Agent["transfer"]>[0]) => {
           const notified = request.notification !== undefined;
-          posted.push({ descriptors: descriptorPairs(request).localIds.length, notified, after: done });
+          posted.push({
+            descriptors: descriptorPairs(request).localIds.length,
+            notified,
+            after: done,
+          });
           const transfer = target.transfer(request);
           transfer.done.then(
             () => {
@@ -45,7 +49,8 @@ function watching(posted: Posted[]): (transport: Transport) => Transport {
 }
 
 const LAYERWISE = { extra: { push_layerwise: true }, reportsLayers: true };
-const play = (faults: readonly FaultRule[] = []) => createScenario({ faults, connector: pushConnector });
+const play = (faults: readonly FaultRule[] = []) =>
+  createScenario({ faults, connector: pushConnector });
 const legs = (n: number, numTokens = 40) => ({
   prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
   decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
@@ -155,7 +160,9 @@ describe("layer-wise push", () => {
       await on.clock.settle(Promise.all([computed, received]));
       // Two layers of the first stage are left, and two of the second.
       const last = posted.slice(tpSize);
-      expect(last.map(({ descriptors }) => descriptors)).toEqual(Array.from({ length: 2 * tpSize }, () => 6));
+      expect(last.map(({ descriptors }) => descriptors)).toEqual(
+        Array.from({ length: 2 * tpSize }, () => 6),
+      );
       expect(last.every(({ notified }) => notified)).toBe(true);
       await on.end();
     },

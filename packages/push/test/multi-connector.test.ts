@@ -4,7 +4,8 @@ import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import { expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
-// What a request gets from several connectors, and who loads it, is shown with pull (packages/pull/test/multi-connector.test.ts).
+// What a request gets from several connectors, and who loads it, is shown with pull
+// (packages/pull/test/multi-connector.test.ts).
 const PUSH = { kv_connector: "PushOfTheMultiConnectorTest", kv_role: "kv_both" };
 registerConnector(PUSH.kv_connector, async () => pushConnector);
 

@@ -36,7 +36,11 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
   });
 });
 
-it.each([{ kind: "mla", numKvHeads: 1 }, { kind: "swa" }, { kind: "full", blockSize: 32 }] as const)(
+it.each([
+  { kind: "mla", numKvHeads: 1 },
+  { kind: "swa" },
+  { kind: "full", blockSize: 32 },
+] as const)(
   "%j: a D with other blocks and TP sizes gets the layers of both stages",
   async (cache) => {
     const play = scenario();

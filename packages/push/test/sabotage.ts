@@ -7,10 +7,11 @@ import {
 } from "@kv/protocol";
 
 /**
- * Breaks a rule of push from outside. The fault run must detect each of these; otherwise it proves nothing.
- * believe-itself: a consumer treats its own withdrawal as the producer's answer, so it reuses blocks while a WRITE may still arrive.
- * no-generations: a producer treats every registration as a new one, so it serves one that arrives after its withdrawal.
- * release-early: memory counts as free as soon as a transfer has failed.
+ * Breaks a rule of push from outside. The fault run must detect each of these; otherwise it proves
+ * nothing. believe-itself: a consumer treats its own withdrawal as the producer's answer, so it
+ * reuses blocks while a WRITE may still arrive. no-generations: a producer treats every
+ * registration as a new one, so it serves one that arrives after its withdrawal. release-early:
+ * memory counts as free as soon as a transfer has failed.
  */
 export type PushSabotage = "believe-itself" | "no-generations" | "release-early";
 
@@ -51,7 +52,14 @@ function believingItself(agent: Agent): Agent {
       if (sent.kind !== "extension" || sent.message.type !== "push_withdraw") return;
       const { incarnation, generation, secret } = sent.message.kv_peer as Record<string, unknown>;
       const { request_id } = sent.message;
-      const message = { type: "push_ended", request_id, incarnation, generation, secret, message: "forged" };
+      const message = {
+        type: "push_ended",
+        request_id,
+        incarnation,
+        generation,
+        secret,
+        message: "forged",
+      };
       forged.push({ from: remote, payload: own({ ...message, code: "KV_REQUEST_ABORTED" }) });
       wake?.();
     },

@@ -39,7 +39,9 @@ describe("the producer frees its blocks at once", () => {
 
     const second = legs(2);
     const early = coordinatesOf(p, "r2");
-    expect(await play.outcome(d.decode({ ...second.decode, params: early, cachedTokens: 40 }))).toBe("ok");
+    expect(
+      await play.outcome(d.decode({ ...second.decode, params: early, cachedTokens: 40 })),
+    ).toBe("ok");
     await play.clock.settle(p.prefill(second.prefill));
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
@@ -214,7 +216,8 @@ describe("no WRITE lands in the blocks of another request", () => {
     d.abort(decode.requestId);
     await play.clock.advance(100);
     expect(d.outstanding().blocks).toBe(0);
-    // Another request has the blocks when the first prompt is computed and its registration arrives.
+    // Another request has the blocks when the first prompt is computed and its registration
+    // arrives.
     const other = legs(2);
     const params = await play.clock.settle(p.prefill(other.prefill));
     expect(await play.outcome(d.decode({ ...other.decode, params }))).toBe("ok");
@@ -373,43 +376,49 @@ describe("a decode worker that closes", () => {
     { what: "was killed", plain: false, hangs: false },
     { what: "was killed and is a vLLM producer", plain: true, hangs: false },
     { what: "was killed while its side channel hangs", plain: false, hangs: true },
-  ])("waits for CLOSE_GRACE_MS and no longer for a producer that $what", async ({ plain, hangs }) => {
-    const workers: WorkerConnector[] = [];
-    const connector: ConnectorModule = {
-      ...pushConnector,
-      async createWorker(options) {
-        const worker = await pushConnector.createWorker(options);
-        workers.push(worker);
-        return worker;
-      },
-    };
-    const play = createAnyScenario({ connector });
-    const p = await play.engine("p", { plain });
-    const d = await play.engine("d");
-    // Two requests: the end of one must not hold up the other.
-    for (const n of [1, 2]) {
-      d.decode({ ...legs(n).decode, params: coordinatesOf(p, `r${n}`) }).catch(() => {});
-    }
-    await play.clock.advance(100);
-    const [writer, receiver] = workers.map((worker) => worker.outstanding());
-    expect([writer?.registrations, receiver?.receives]).toEqual([2, 2]);
-    await p.kill();
-    // The repeats of its withdrawal do not coincide with the end of the grace period.
-    d.abort(legs(1).decode.requestId);
-    await play.clock.advance(400);
-    if (hangs) play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d", to: "p" }]);
-    const startedMs = play.clock.now();
-    await play.clock.settle(d.close());
-    const tookMs = play.clock.now() - startedMs;
-    // It waits the full grace period for the producer, and reuses none of the registered blocks.
-    expect(tookMs).toBeGreaterThanOrEqual(CLOSE_GRACE_MS);
-    expect(tookMs).toBeLessThan(CLOSE_GRACE_MS + 200);
-    expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, notifications: 0 }]);
-    for (const worker of workers) expect(worker.collectFinished().finishedReceiving).toEqual([]);
-    expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
-    expect(play.clock.pendingTimers).toBe(0);
-    await play.end();
-  });
+  ])(
+    "waits for CLOSE_GRACE_MS and no longer for a producer that $what",
+    async ({ plain, hangs }) => {
+      const workers: WorkerConnector[] = [];
+      const connector: ConnectorModule = {
+        ...pushConnector,
+        async createWorker(options) {
+          const worker = await pushConnector.createWorker(options);
+          workers.push(worker);
+          return worker;
+        },
+      };
+      const play = createAnyScenario({ connector });
+      const p = await play.engine("p", { plain });
+      const d = await play.engine("d");
+      // Two requests: the end of one must not hold up the other.
+      for (const n of [1, 2]) {
+        d.decode({ ...legs(n).decode, params: coordinatesOf(p, `r${n}`) }).catch(() => {});
+      }
+      await play.clock.advance(100);
+      const [writer, receiver] = workers.map((worker) => worker.outstanding());
+      expect([writer?.registrations, receiver?.receives]).toEqual([2, 2]);
+      await p.kill();
+      // The repeats of its withdrawal do not coincide with the end of the grace period.
+      d.abort(legs(1).decode.requestId);
+      await play.clock.advance(400);
+      if (hangs)
+        play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d", to: "p" }]);
+      const startedMs = play.clock.now();
+      await play.clock.settle(d.close());
+      const tookMs = play.clock.now() - startedMs;
+      // It waits the full grace period for the producer, and reuses none of the registered blocks.
+      expect(tookMs).toBeGreaterThanOrEqual(CLOSE_GRACE_MS);
+      expect(tookMs).toBeLessThan(CLOSE_GRACE_MS + 200);
+      expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, notifications: 0 }]);
+      for (const worker of workers) expect(worker.collectFinished().finishedReceiving).toEqual([]);
+      expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual(
+        [],
+      );
+      expect(play.clock.pendingTimers).toBe(0);
+      await play.end();
+    },
+  );
 });
 
 describe("a worker whose transport does not release a WRITE", () => {
@@ -428,7 +437,9 @@ describe("a worker whose transport does not release a WRITE", () => {
     await play.clock.settle(d.close());
     // Beyond the WRITE's own deadline.
     await play.clock.advance(100_000);
-    expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+    expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual(
+      [],
+    );
     expect(play.clock.pendingTimers).toBe(0);
   });
 });
@@ -450,7 +461,9 @@ describe("the queue of each consumer", () => {
     });
     await play.clock.advance(100);
     const startedMs = play.clock.now();
-    expect(await play.outcome(d.decode({ ...legs(20).decode, params: params[20] ?? {} }))).toBe("ok");
+    expect(await play.outcome(d.decode({ ...legs(20).decode, params: params[20] ?? {} }))).toBe(
+      "ok",
+    );
     expect(play.clock.now() - startedMs).toBeLessThan(200);
     for (const work of stuck) expect(await play.outcome(work)).toMatch(/TIMEOUT/);
     await play.end();
@@ -462,7 +475,9 @@ describe("the queue of each consumer", () => {
     const slow = await play.engine("slow", { extra: { request_timeout: 8 } });
     const d = await play.engine("d");
     const [a, b] = [legs(1), legs(2)];
-    const params = await play.clock.settle(Promise.all([p.prefill(a.prefill), p.prefill(b.prefill)]));
+    const params = await play.clock.settle(
+      Promise.all([p.prefill(a.prefill), p.prefill(b.prefill)]),
+    );
     const work = slow.decode({ ...a.decode, params: params[0] });
     work.catch(() => {});
     await play.clock.advance(20);

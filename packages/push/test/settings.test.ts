@@ -19,7 +19,11 @@ async function ended(play: ReturnType<typeof createScenario>, work: Promise<unkn
     (error: Error) => error.message,
   );
   const outcome = await play.outcome(work);
-  return { outcome, reason: await reason, seconds: Math.floor((play.clock.now() - startedMs) / 1000) };
+  return {
+    outcome,
+    reason: await reason,
+    seconds: Math.floor((play.clock.now() - startedMs) / 1000),
+  };
 }
 
 describe("push_registration_timeout", () => {
@@ -29,7 +33,8 @@ describe("push_registration_timeout", () => {
     ["p", /engine p does not write .*: the prompt did not reach the prefill worker in time/],
   ])("of %s ends a registration whose prompt does not come", async (host, reason) => {
     const play = createScenario();
-    const options = (name: string) => (name === host ? { extra: { push_registration_timeout: 5 } } : {});
+    const options = (name: string) =>
+      name === host ? { extra: { push_registration_timeout: 5 } } : {};
     const p = await play.engine("p", options("p"));
     const d = await play.engine("d", options("d"));
     const outcome = await ended(play, d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") }));
@@ -151,7 +156,10 @@ describe("the scheduler has pending work", () => {
     const request = decodeRequest("d1", { ...PREFILL, remote_block_ids: "no" });
     expect(() => made.matchedTokens(request, 0)).toThrow(/remote_block_ids/);
     expect(made.hasPendingWork()).toBe(true);
-    expect(step()).toMatchObject({ registrations: [{ requestId: "d1", isAwaited: false }], heartbeats: [] });
+    expect(step()).toMatchObject({
+      registrations: [{ requestId: "d1", isAwaited: false }],
+      heartbeats: [],
+    });
     expect(made.hasPendingWork()).toBe(false);
   });
 });

@@ -14,8 +14,12 @@ const legs = (n: number) => ({
 const prefilled = (play: TracePlay, p: SimEngine, n = 1) => play.prefilled(p, n, legs(n).prefill);
 
 /** D's leg. Without P's parameters, the proxy has sent both legs at once. */
-const decoded = (p: SimEngine, d: SimEngine, n = 1, params: KvTransferParams = coordinatesOf(p, `r${n}`)) =>
-  started(d.decode({ ...legs(n).decode, params }));
+const decoded = (
+  p: SimEngine,
+  d: SimEngine,
+  n = 1,
+  params: KvTransferParams = coordinatesOf(p, `r${n}`),
+) => started(d.decode({ ...legs(n).decode, params }));
 
 traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   "prefill-first": {
@@ -48,7 +52,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "push_layerwise. P WRITEs layer 0 while it computes layer 1. The last WRITE has the notification with it.",
     ],
     async play(play) {
-      const p = await play.engine("p", { extra: { push_layerwise: true }, reportsLayers: true, stepMs: 20 });
+      const p = await play.engine("p", {
+        extra: { push_layerwise: true },
+        reportsLayers: true,
+        stepMs: 20,
+      });
       const d = await play.engine("d");
       const decoding = decoded(p, d);
       await play.clock.advance(20);
@@ -81,7 +89,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   },
 
   "tp-2-to-1": {
-    about: ["P has two ranks, D has one. D registers with both, and waits for both. Each WRITEs its heads."],
+    about: [
+      "P has two ranks, D has one. D registers with both, and waits for both. Each WRITEs its heads.",
+    ],
     async play(play) {
       const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
       const params = await prefilled(play, p);
@@ -91,7 +101,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   },
 
   "d-aborts-while-p-computes": {
-    about: ["The client leaves while P computes. D withdraws its blocks, and P's answer gives them back."],
+    about: [
+      "The client leaves while P computes. D withdraws its blocks, and P's answer gives them back.",
+    ],
     async play(play) {
       const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
       const decoding = decoded(p, d);
@@ -164,7 +176,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   },
 
   "write-fails": {
-    about: ["The WRITE fails. P tells D when nothing touches D's blocks any more. Both free their blocks."],
+    about: [
+      "The WRITE fails. P tells D when nothing touches D's blocks any more. Both free their blocks.",
+    ],
     faults: [{ fault: "fail", operation: "WRITE", times: 1 }],
     async play(play) {
       const [p, d] = [await play.engine("p"), await play.engine("d")];
@@ -275,7 +289,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   },
 
   "prompt-mismatch": {
-    about: ["D's request has other tokens than the prompt that P computed. P refuses the registration."],
+    about: [
+      "D's request has other tokens than the prompt that P computed. P refuses the registration.",
+    ],
     async play(play) {
       const [p, d] = [await play.engine("p"), await play.engine("d")];
       const params = await prefilled(play, p);

@@ -3,7 +3,8 @@ import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
-// vLLM's main pairs push legs by `transfer_id`, which the front end puts into both. 0.33 compares request ids only.
+// vLLM's main pairs push legs by `transfer_id`, which the front end puts into both. 0.33 compares
+// request ids only.
 
 describe("transfer_id", () => {
   it.each(["prefill first", "decode first"])(
@@ -34,7 +35,11 @@ describe("transfer_id", () => {
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { plain: true });
     const legs = [1, 2].map((n) => ({
-      produced: { ...prompt(n), requestId: `cmpl-x-0-0000000${n}`, params: { transfer_id: `t-${n}` } },
+      produced: {
+        ...prompt(n),
+        requestId: `cmpl-x-0-0000000${n}`,
+        params: { transfer_id: `t-${n}` },
+      },
       consumed: {
         ...prompt(n),
         requestId: `cmpl-x-0-bbbb000${n}`,
@@ -43,7 +48,8 @@ describe("transfer_id", () => {
     }));
     for (const { produced } of legs) await play.clock.settle(p.prefill(produced));
     // The second one registers first.
-    for (const { consumed } of legs.reverse()) expect(await play.outcome(d.decode(consumed))).toBe("ok");
+    for (const { consumed } of legs.reverse())
+      expect(await play.outcome(d.decode(consumed))).toBe("ok");
     await play.end();
   });
 

@@ -10,20 +10,23 @@ itIgnoresUnknownNotifications(pushConnector);
 describe("vllm#50754: a failure of P in vLLM's form", () => {
   const newer = { connectorVersion: 16 };
 
-  it.each([1, 2])("P of connector version 16 tells a plain D, which fails at once; TP %i", async (tpSize) => {
-    const play = createScenario({
-      connector: pushConnector,
-      faults: [{ fault: "fail", operation: "WRITE", nth: tpSize }],
-    });
-    const p = await play.engine("p", { ...newer, tpSize, plain: true });
-    const d = await play.engine("d", { ...newer, plain: true });
-    const startedMs = play.clock.now();
-    expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
-    expect(play.clock.now() - startedMs).toBeLessThan(5000);
-    await play.clock.advance(100_000);
-    expect(d.outstanding().blocks).toBe(0);
-    await play.end();
-  });
+  it.each([1, 2])(
+    "P of connector version 16 tells a plain D, which fails at once; TP %i",
+    async (tpSize) => {
+      const play = createScenario({
+        connector: pushConnector,
+        faults: [{ fault: "fail", operation: "WRITE", nth: tpSize }],
+      });
+      const p = await play.engine("p", { ...newer, tpSize, plain: true });
+      const d = await play.engine("d", { ...newer, plain: true });
+      const startedMs = play.clock.now();
+      expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
+      expect(play.clock.now() - startedMs).toBeLessThan(5000);
+      await play.clock.advance(100_000);
+      expect(d.outstanding().blocks).toBe(0);
+      await play.end();
+    },
+  );
 
   it("P of connector version 15 says nothing, as 0.33's D knows no such message", async () => {
     const play = createScenario({
@@ -46,7 +49,9 @@ describe("vllm#50754: a failure of P in vLLM's form", () => {
     const { host, port } = d.address;
     const peer = await play.stranger("x", { remote_host: host, remote_port: port });
     const requestId = "r1";
-    await play.clock.settle(peer.notify(encodeNotification({ kind: "push-failure", requestId, readers: 1 })));
+    await play.clock.settle(
+      peer.notify(encodeNotification({ kind: "push-failure", requestId, readers: 1 })),
+    );
     await play.clock.settle(p.prefill(prompt(1)));
     expect(await play.outcome(received)).toBe("ok");
     await peer.close();

@@ -18,7 +18,10 @@ const OTHER = Buffer.from("another key than that of this test");
 /** A side channel that warns into `warnings`; with keys, one that encrypts. */
 function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSideChannel>[0] = {}) {
   const warnings: LogFields[] = [];
-  const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields ?? {}) };
+  const log = {
+    ...silentLog,
+    warn: (_: string, fields?: LogFields) => void warnings.push(fields ?? {}),
+  };
   const made = zmqSideChannel({ log, ...options });
   closers.push(() => made.close());
   const side = keys === undefined ? made : made.withEncryption?.(() => keys);
@@ -26,7 +29,8 @@ function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSid
   const asked: string[] = [];
   const echo = () =>
     side.listen({
-      ...{ host, port: 0 },
+      host,
+      port: 0,
       answer(frames) {
         asked.push(Buffer.concat(frames).toString());
         return [Buffer.from("echo"), ...frames];
@@ -55,7 +59,10 @@ async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
 
-/** A TCP relay to a port of this host, with what it has seen. `change` may change the bytes on their way. */
+/**
+ * A TCP relay to a port of this host, with what it has seen. `change` may change the bytes on their
+ * way.
+ */
 async function relayTo(
   port: number,
   change: (data: Buffer, direction: "request" | "reply") => void = () => {},
@@ -105,7 +112,8 @@ describe("two of our side channels", () => {
       const { port } = await echo();
       // Greetings and handshakes are shorter, or were sent before.
       const relay = await relayTo(port, (data, direction) => {
-        if (direction === which && data.includes("MESSAGE")) data[data.length - 1] = (data.at(-1) ?? 0) ^ 1;
+        if (direction === which && data.includes("MESSAGE"))
+          data[data.length - 1] = (data.at(-1) ?? 0) ^ 1;
       });
       const error = await failure(channel([OWN]).ask(relay.port, "hello"));
       expect(error.code).toMatch(/UNTRUSTED|UNREACHABLE/);
@@ -150,16 +158,20 @@ describe("two of our side channels", () => {
   test.each([
     ["a request without CURVE to a listener with it", undefined, [OWN]],
     ["a request with CURVE to a listener without it", [OWN], undefined],
-  ])("%s is refused: both sides' errors name both mechanisms and the setting", async (_, asks, answers) => {
-    const { echo, warnings } = channel(answers);
-    const { port } = await echo();
-    const error = await failure(channel(asks).ask(port, "hello"));
-    expect(error.code).toBe("KV_HANDSHAKE_UNTRUSTED");
-    await until(() => warnings.length > 0);
-    for (const found of [error.message, String(warnings[0]?.["error"])])
-      expect(found).toMatch(/NULL.*CURVE|CURVE.*NULL/);
-    for (const found of [error.hint, warnings[0]?.["hint"]]) expect(found).toContain("handshake_key_file");
-  });
+  ])(
+    "%s is refused: both sides' errors name both mechanisms and the setting",
+    async (_, asks, answers) => {
+      const { echo, warnings } = channel(answers);
+      const { port } = await echo();
+      const error = await failure(channel(asks).ask(port, "hello"));
+      expect(error.code).toBe("KV_HANDSHAKE_UNTRUSTED");
+      await until(() => warnings.length > 0);
+      for (const found of [error.message, String(warnings[0]?.["error"])])
+        expect(found).toMatch(/NULL.*CURVE|CURVE.*NULL/);
+      for (const found of [error.hint, warnings[0]?.["hint"]])
+        expect(found).toContain("handshake_key_file");
+    },
+  );
 
   test("a connection without CURVE that was kept is not used by a request with it", async () => {
     const made = zmqSideChannel();
@@ -273,7 +285,8 @@ describe("before the key is proved, the limits hold", () => {
 
 /** The text form of a key that libzmq's options take (RFC 32). */
 function z85(bytes: Uint8Array): string {
-  const digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+  const digits =
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   let text = "";
   for (let at = 0; at < bytes.byteLength; at += 4)
@@ -372,7 +385,9 @@ describe.skipIf(capability.curve !== true)("with libzmq on the other end", () =>
   test("its ROUTER without CURVE, as vLLM's, is refused", async () => {
     const socket = own(new Router({ linger: 0 }));
     await socket.bind(`tcp://${host}:*`);
-    const error = await failure(channel([OWN]).ask(Number(socket.lastEndpoint?.split(":").at(-1)), "hello"));
+    const error = await failure(
+      channel([OWN]).ask(Number(socket.lastEndpoint?.split(":").at(-1)), "hello"),
+    );
     expect(error.message).toMatch(/NULL.*CURVE|CURVE.*NULL/);
     expect(error.hint).toContain("handshake_key_file");
   });

@@ -2,8 +2,8 @@ import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 
 /**
- * The address to connect to or to bind. Host names are resolved here, IPv4 first; `*` is every IPv4 address of this host. Errors: those of the
- * lookup.
+ * The address to connect to or to bind. Host names are resolved here, IPv4 first; `*` is every IPv4
+ * address of this host. Errors: those of the lookup.
  */
 export async function resolveHost(host: string): Promise<string> {
   if (host === "*") return "0.0.0.0";
@@ -12,11 +12,15 @@ export async function resolveHost(host: string): Promise<string> {
   return address;
 }
 
-/** Host and port of `tcp://host:port`, an IPv6 address without its brackets; undefined for any other text. */
+/**
+ * Host and port of `tcp://host:port`, an IPv6 address without its brackets; undefined for any other
+ * text.
+ */
 export function readTcpEndpoint(
   endpoint: string,
 ): { readonly host: string; readonly port: number } | undefined {
-  const [, bracketed, plain, port] = /^tcp:\/\/(?:\[([^\]]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(endpoint) ?? [];
+  const [, bracketed, plain, port] =
+    /^tcp:\/\/(?:\[([^\]]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(endpoint) ?? [];
   const host = bracketed ?? plain;
   return host === undefined || Number(port) > 65_535 ? undefined : { host, port: Number(port) };
 }

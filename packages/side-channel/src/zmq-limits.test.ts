@@ -18,7 +18,8 @@ const READY_OF_ROUTER = Buffer.from(
 );
 /** The greeting and READY of a ROUTER. */
 const GREETED_BYTES = GREETING.length + READY_OF_ROUTER.length;
-const request = (text: string) => Buffer.concat([Buffer.from([1, 0, 0, text.length]), Buffer.from(text)]);
+const request = (text: string) =>
+  Buffer.concat([Buffer.from([1, 0, 0, text.length]), Buffer.from(text)]);
 
 const closers: (() => unknown)[] = [];
 afterEach(async () => {
@@ -46,7 +47,11 @@ async function served(options: Parameters<typeof zmqSideChannel>[0] = {}) {
     warn: (event: string, fields?: LogFields) => void warnings.push([event, fields]),
   };
   const side = channel({ log, ...options });
-  const listener: SideChannelListener = await side.listen({ host, port: 0, answer: (frames) => frames });
+  const listener: SideChannelListener = await side.listen({
+    host,
+    port: 0,
+    answer: (frames) => frames,
+  });
   const echo = async (word: string) => {
     const reply = await side.request({
       host,
@@ -139,7 +144,12 @@ test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slo
   idle.socket.write(request("hello"));
   await until(() => idle.received.length > GREETED_BYTES && slow.received.length >= GREETED_BYTES);
   await pass(900);
-  expect([silent.closed, slow.closed, begun.closed, idle.closed]).toEqual([false, false, false, false]);
+  expect([silent.closed, slow.closed, begun.closed, idle.closed]).toEqual([
+    false,
+    false,
+    false,
+    false,
+  ]);
   begun.socket.write("h");
   await pass(300);
   await Promise.all([silent.gone(), slow.gone()]);
@@ -154,7 +164,11 @@ test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slo
   await pass(2000);
   await idle.gone();
   clock.advance(10_000);
-  const reasons = warnings.map(([event, fields]) => [event, fields?.["reason"], fields?.["suppressed"]]);
+  const reasons = warnings.map(([event, fields]) => [
+    event,
+    fields?.["reason"],
+    fields?.["suppressed"],
+  ]);
   expect(reasons).toEqual([
     ["side-channel-connection-closed", "slow", 0],
     ["side-channel-connection-closed", "slow", 2],
@@ -254,7 +268,12 @@ test("a flood of requests on one connection leaves turns for others", async () =
   await new Promise((resolve) => setImmediate(resolve));
   await new Promise((resolve) => setImmediate(resolve));
   expect(answered - before).toBeLessThan(1000);
-  const reply = await side.request({ host, port, frames: [Buffer.from("honest")], timeoutMs: 20_000 });
+  const reply = await side.request({
+    host,
+    port,
+    frames: [Buffer.from("honest")],
+    timeoutMs: 20_000,
+  });
   expect(Buffer.from(reply.frames[0] ?? []).toString()).toBe("honest");
   expect(answered).toBeLessThan(90_000);
 });
@@ -302,16 +321,20 @@ test.each([
     "commands in a row",
   ],
   ["a reply that was not asked for", Buffer.from("010000010100000101000001", "hex"), "not a reply"],
-])("a hostile listener that sends %s ends the request", { timeout: 20_000 }, async (_, bytes, why) => {
-  const { port, sent } = await hostile(bytes);
-  const side = channel({ maxReplyBytes: 100_000 });
-  const error = await failure(
-    side.request({ host, port, frames: [Buffer.from("hello")], timeoutMs: 60_000 }),
-  );
-  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-  expect(error.message).toContain(why);
-  expect(sent()).toBeLessThan(64 * 2 ** 20);
-});
+])(
+  "a hostile listener that sends %s ends the request",
+  { timeout: 20_000 },
+  async (_, bytes, why) => {
+    const { port, sent } = await hostile(bytes);
+    const side = channel({ maxReplyBytes: 100_000 });
+    const error = await failure(
+      side.request({ host, port, frames: [Buffer.from("hello")], timeoutMs: 60_000 }),
+    );
+    expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+    expect(error.message).toContain(why);
+    expect(sent()).toBeLessThan(64 * 2 ** 20);
+  },
+);
 
 test("the default connections leave descriptors, and half of them go to one address", () => {
   const { maxConnections, maxConnectionsPerAddress } = sideChannelLimits({});

@@ -74,7 +74,11 @@ async function countingRouter(port: number | "*" = "*") {
     for await (const frames of router) await router.send(frames);
   })().catch(() => {});
   closers.push(() => router.close());
-  return { seen, port: Number(router.lastEndpoint?.split(":").at(-1)), close: () => router.close() };
+  return {
+    seen,
+    port: Number(router.lastEndpoint?.split(":").at(-1)),
+    close: () => router.close(),
+  };
 }
 
 test("sequential requests reuse one connection, which closes after an idle time", async () => {
@@ -127,18 +131,23 @@ test("reaches a restarted peer although a connection to the previous process was
 
 test("resolves host names when it listens and when it sends a request", async () => {
   const side = channel();
-  const listener = await side.listen({ host: "localhost", port: 0, answer: () => [Buffer.from("here")] });
+  const listener = await side.listen({
+    host: "localhost",
+    port: 0,
+    answer: () => [Buffer.from("here")],
+  });
   expect(listener.host).toBe("localhost");
-  expect(text((await side.request({ ...hello, host: "localhost", port: listener.port })).frames[0])).toBe(
-    "here",
-  );
+  expect(
+    text((await side.request({ ...hello, host: "localhost", port: listener.port })).frames[0]),
+  ).toBe("here");
 });
 
 test("`await using` closes a listener and a side channel", async () => {
   const own = channel();
   let port: number;
   {
-    await using listener = (await silent(own)) as Awaited<ReturnType<typeof silent>> & AsyncDisposable;
+    await using listener = (await silent(own)) as Awaited<ReturnType<typeof silent>> &
+      AsyncDisposable;
     ({ port } = listener);
   }
   expect(await failure(own.request({ ...hello, port }))).toMatchObject({
@@ -168,12 +177,15 @@ test("listening on a port in use fails, and the error names the address and the 
 });
 
 test.each(["no-such-host.invalid", "192.0.2.1", "a;b"])("%s cannot be bound", async (elsewhere) => {
-  const error = await failure(channel().listen({ host: elsewhere, port: 0, answer: () => undefined }));
+  const error = await failure(
+    channel().listen({ host: elsewhere, port: 0, answer: () => undefined }),
+  );
   expect(error.code).toBe("KV_SIDE_CHANNEL_BIND_FAILED");
   expect(error.hint).toContain("VLLM_NIXL_SIDE_CHANNEL_HOST");
 });
 
-// These requests time out after 20 s, and the tests after 10 s: a test fails if an error appears only at the request's deadline.
+// These requests time out after 20 s, and the tests after 10 s: a test fails if an error appears
+// only at the request's deadline.
 test("a request to a port without a listener fails at once", { timeout: 10_000 }, async () => {
   const side = channel();
   const gone = await silent(side);
@@ -183,8 +195,12 @@ test("a request to a port without a listener fails at once", { timeout: 10_000 }
   expect(error.message).toContain("refused");
 });
 
-test("the error for an unknown host name says that it was not found", { timeout: 10_000 }, async () => {
-  const error = await failure(channel().request({ ...hello, host: "no-such-host.invalid", port: 1 }));
+test("the error for an unknown host name says that it was not found", {
+  timeout: 10_000,
+}, async () => {
+  const error = await failure(
+    channel().request({ ...hello, host: "no-such-host.invalid", port: 1 }),
+  );
   expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(error.message).toContain("not found");
 });
@@ -196,7 +212,9 @@ test("the error for a server that does not speak ZMQ says so", { timeout: 10_000
   expect(error.message).toContain("does not speak ZMQ");
 });
 
-test("a request fails at once when the peer dies after receiving it", { timeout: 10_000 }, async () => {
+test("a request fails at once when the peer dies after receiving it", {
+  timeout: 10_000,
+}, async () => {
   const router = new Router({ linger: 0 });
   await router.bind(`tcp://${host}:*`);
   const died = router.receive().then(() => router.close());
@@ -267,7 +285,9 @@ test("the listener keeps serving after malformed input and after exceptions from
     await dealer.send(parts.length === 0 ? [Buffer.alloc(0)] : parts);
   }
   // This exceeds the size limit of requests, so the listener closes the connection.
-  const disconnected = new Promise<void>((resolve) => dealer.events.on("disconnect", () => resolve()));
+  const disconnected = new Promise<void>((resolve) =>
+    dealer.events.on("disconnect", () => resolve()),
+  );
   await dealer.send([Buffer.alloc(0), Buffer.alloc(100_000)]);
   await disconnected;
   // These bytes are not ZMTP.
@@ -283,7 +303,9 @@ test("the listener keeps serving after malformed input and after exceptions from
       socket.resume();
     });
   }
-  expect(text((await side.request({ ...hello, port: listener.port })).frames[0])).toBe("still here");
+  expect(text((await side.request({ ...hello, port: listener.port })).frames[0])).toBe(
+    "still here",
+  );
   await until(() => refused > 2000);
   expect(largest).toBeLessThan(4096);
   // The listener logs at most one warning per second, and counts the rest.
@@ -301,10 +323,13 @@ test("handles at most maxPending requests at once, and closes although `answer` 
       return new Promise(() => {});
     },
   });
-  const waiting = Array.from({ length: 10 }, () => failure(side.request({ ...hello, port: listener.port })));
+  const waiting = Array.from({ length: 10 }, () =>
+    failure(side.request({ ...hello, port: listener.port })),
+  );
   await until(() => asked === 3);
   await listener.close();
-  for (const error of await Promise.all(waiting)) expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  for (const error of await Promise.all(waiting))
+    expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(asked).toBe(3);
 });
 
@@ -324,7 +349,11 @@ test("a listener's port is free after close, which may be called more than once"
   const first = await silent(side);
   await Promise.all([first.close(), first.close()]);
   await first.close();
-  const second = await side.listen({ host, port: first.port, answer: () => [Buffer.from("second")] });
+  const second = await side.listen({
+    host,
+    port: first.port,
+    answer: () => [Buffer.from("second")],
+  });
   expect(text((await side.request({ ...hello, port: second.port })).frames[0])).toBe("second");
 });
 
@@ -338,7 +367,10 @@ test("answers the ZMTP bytes recorded from a vLLM client", async () => {
     .map((line) => JSON.parse(line) as { dir: string; hex: string });
   const fixture = (name: string) =>
     readFileSync(
-      new URL(`../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`, import.meta.url),
+      new URL(
+        `../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`,
+        import.meta.url,
+      ),
     );
   const asked: string[] = [];
   const listener = await channel().listen({
@@ -355,7 +387,8 @@ test("answers the ZMTP bytes recorded from a vLLM client", async () => {
   socket.on("data", (data) => {
     received = Buffer.concat([received, data]);
   });
-  // Replays the recorded order: ZMQ closes a connection that sends a message before the greeting is complete.
+  // Replays the recorded order: ZMQ closes a connection that sends a message before the greeting is
+  // complete.
   let wanted = Buffer.alloc(0);
   for (const { dir, hex } of recorded) {
     const bytes = Buffer.from(hex, "hex");

@@ -15,20 +15,30 @@ import { openZmqListener } from "./listener/listener.js";
 
 /** Options of `zmqSideChannel`. `SideChannelLimits` are those of its listeners. */
 export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChannelLimits> {
-  /** Frames of a reply, with its delimiter. A listener that sends more is unreachable. @default 16 */
+  /**
+   * Frames of a reply, with its delimiter. A listener that sends more is unreachable. @default 16
+   */
   readonly maxReplyFrames?: number;
-  /** Bytes of a reply, all frames together. A listener that sends more is unreachable. @default 64 * 1024 * 1024 */
+  /**
+   * Bytes of a reply, all frames together. A listener that sends more is unreachable. @default 64 *
+   * 1024 * 1024
+   */
   readonly maxReplyBytes?: number;
   /** Encrypts all connections with these keys, as `withEncryption` does. @default undefined */
   readonly handshakeKeys?: HandshakeKeys | undefined;
-  /** Whether connections are kept for ten seconds after a request, for the next one to the same address. @default true */
+  /**
+   * Whether connections are kept for ten seconds after a request, for the next one to the same
+   * address. @default true
+   */
   readonly keepsConnections?: boolean;
 }
 
 /**
- * The side channel over ZeroMQ's protocol, as in vLLM 0.32 and 0.33: a ROUTER answers REQ sockets over TCP. It speaks ZMTP 3.0 and 3.1 itself,
- * because libzmq limits the size of a frame but neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
- * sent, so a dead peer does not delay the exit of the process. `withEncryption` uses CURVE, with key pairs that derive from the shared keys.
+ * The side channel over ZeroMQ's protocol, as in vLLM 0.32 and 0.33: a ROUTER answers REQ sockets
+ * over TCP. It speaks ZMTP 3.0 and 3.1 itself, because libzmq limits the size of a frame but
+ * neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
+ * sent, so a dead peer does not delay the exit of the process. `withEncryption` uses CURVE, with
+ * key pairs that derive from the shared keys.
  */
 export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel & AsyncDisposable {
   const { clock, log } = ambient(options);

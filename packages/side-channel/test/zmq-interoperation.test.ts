@@ -5,7 +5,8 @@ import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, describe, expect, test } from "vitest";
 import { Dealer, Reply, Request, Router } from "zeromq";
 
-// Our side channel with libzmq on the other end: through the zeromq package, and through pyzmq, which vLLM uses.
+// Our side channel with libzmq on the other end: through the zeromq package, and through pyzmq,
+// which vLLM uses.
 
 const host = "127.0.0.1";
 const closers: (() => unknown)[] = [];
@@ -17,7 +18,8 @@ const channel = () => {
   closers.push(() => made.close());
   return made;
 };
-const text = (frames: readonly Uint8Array[]) => frames.map((frame) => Buffer.from(frame).toString());
+const text = (frames: readonly Uint8Array[]) =>
+  frames.map((frame) => Buffer.from(frame).toString());
 const own = <T extends { close(): void }>(socket: T): T => {
   closers.push(() => socket.close());
   return socket;
@@ -34,7 +36,12 @@ describe("libzmq asks, our listener answers", () => {
   test("a REQ, in several frames and sizes, with heartbeats", async () => {
     const { port } = await echo();
     const socket = own(
-      new Request({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000, routingId: "a name" }),
+      new Request({
+        linger: 0,
+        heartbeatInterval: 5,
+        heartbeatTimeout: 30_000,
+        routingId: "a name",
+      }),
     );
     socket.connect(`tcp://${host}:${port}`);
     for (const size of [0, 1, 255, 256, 4000]) {
@@ -51,7 +58,9 @@ describe("libzmq asks, our listener answers", () => {
     socket.connect(`tcp://${host}:${port}`);
     for (let at = 0; at < 500; at += 1) await socket.send(at % 2 === 0 ? ["", `${at}`] : [`${at}`]);
     for (let at = 0; at < 500; at += 1)
-      expect(text(await socket.receive())).toEqual(at % 2 === 0 ? ["", "echo", `${at}`] : ["echo", `${at}`]);
+      expect(text(await socket.receive())).toEqual(
+        at % 2 === 0 ? ["", "echo", `${at}`] : ["echo", `${at}`],
+      );
   });
 
   test("a REQ that connects again after its idle connection was closed", async () => {
@@ -94,7 +103,9 @@ const python = process.env["KV_PYTHON"] ?? "python3";
 const hasPyzmq = spawnSync(python, ["-c", "import zmq"]).status === 0;
 
 /** Starts `pyzmq-peer.py`; returns its first line. */
-async function pyzmqPeer(...args: string[]): Promise<{ line: string; exited: Promise<number | null> }> {
+async function pyzmqPeer(
+  ...args: string[]
+): Promise<{ line: string; exited: Promise<number | null> }> {
   const script = fileURLToPath(new URL("./pyzmq-peer.py", import.meta.url));
   const child = spawn(python, [script, ...args], { stdio: ["ignore", "pipe", "inherit"] });
   closers.push(() => child.kill());
@@ -103,25 +114,33 @@ async function pyzmqPeer(...args: string[]): Promise<{ line: string; exited: Pro
   return { line: value as string, exited };
 }
 
-describe.skipIf(!hasPyzmq)("pyzmq, as vLLM uses it (skipped without pyzmq in python3 or KV_PYTHON)", () => {
-  test("its REQ asks our listener", async () => {
-    const { port } = await channel().listen({
-      host,
-      port: 0,
-      answer: (frames) => [...frames, Buffer.from("1.5")],
+describe.skipIf(!hasPyzmq)(
+  "pyzmq, as vLLM uses it (skipped without pyzmq in python3 or KV_PYTHON)",
+  () => {
+    test("its REQ asks our listener", async () => {
+      const { port } = await channel().listen({
+        host,
+        port: 0,
+        answer: (frames) => [...frames, Buffer.from("1.5")],
+      });
+      const { line, exited } = await pyzmqPeer("ask", `${port}`);
+      expect(JSON.parse(line)).toEqual({ answered: 100 });
+      expect(await exited).toBe(0);
     });
-    const { line, exited } = await pyzmqPeer("ask", `${port}`);
-    expect(JSON.parse(line)).toEqual({ answered: 100 });
-    expect(await exited).toBe(0);
-  });
 
-  test("its ROUTER answers our client", async () => {
-    const { line } = await pyzmqPeer("answer");
-    const side = channel();
-    for (const size of SIZES) {
-      const frame = Buffer.alloc(size, "x");
-      const reply = await side.request({ host, port: Number(line), frames: [frame], timeoutMs: 20_000 });
-      expect(reply.frames.map((part) => Buffer.from(part))).toEqual([frame, Buffer.from("1.5")]);
-    }
-  });
-});
+    test("its ROUTER answers our client", async () => {
+      const { line } = await pyzmqPeer("answer");
+      const side = channel();
+      for (const size of SIZES) {
+        const frame = Buffer.alloc(size, "x");
+        const reply = await side.request({
+          host,
+          port: Number(line),
+          frames: [frame],
+          timeoutMs: 20_000,
+        });
+        expect(reply.frames.map((part) => Buffer.from(part))).toEqual([frame, Buffer.from("1.5")]);
+      }
+    });
+  },
+);

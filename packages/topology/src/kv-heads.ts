@@ -10,8 +10,9 @@ export interface KvHeadRange {
 }
 
 /**
- * The KV heads that a rank holds: a share of them, or one head that other ranks hold as well when there are more ranks than heads.
- * Errors: `KV_TOPOLOGY_INVALID` when neither of TP size and heads divides the other, or when a number is out of range.
+ * The KV heads that a rank holds: a share of them, or one head that other ranks hold as well when
+ * there are more ranks than heads. Errors: `KV_TOPOLOGY_INVALID` when neither of TP size and heads
+ * divides the other, or when a number is out of range.
  */
 export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number): KvHeadRange {
   requireRank("tpRank", tpRank, "tpSize", tpSize);
@@ -29,7 +30,10 @@ export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number
   });
 }
 
-/** Whether ranks of the two engines hold replicas of KV heads (vLLM 0.33: the properties of `TransferTopology`). */
+/**
+ * Whether ranks of the two engines hold replicas of KV heads (vLLM 0.33: the properties of
+ * `TransferTopology`).
+ */
 export interface KvReplication {
   /** The remote engine has more ranks than KV heads, so several ranks hold one head. */
   readonly remoteReplicatesHeads: boolean;
@@ -41,7 +45,10 @@ export interface KvReplication {
   readonly localHeads: number;
 }
 
-/** Whether ranks hold replicas, for two TP sizes and a number of KV heads. Errors: `KV_TOPOLOGY_INVALID` for a number below 1. */
+/**
+ * Whether ranks hold replicas, for two TP sizes and a number of KV heads. Errors:
+ * `KV_TOPOLOGY_INVALID` for a number below 1.
+ */
 export function kvReplication(options: {
   /** Tensor-parallel size of the local engine. */
   readonly tpSize: number;

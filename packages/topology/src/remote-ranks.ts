@@ -17,8 +17,9 @@ export interface EnginePair {
 }
 
 /**
- * The ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`). Positive where the local engine has at least as many ranks: the number of local
- * ranks that share a remote rank. Negative where the remote engine has more: the number of remote ranks of a local rank. Errors:
+ * The ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`). Positive where the local
+ * engine has at least as many ranks: the number of local ranks that share a remote rank. Negative
+ * where the remote engine has more: the number of remote ranks of a local rank. Errors:
  * `KV_TOPOLOGY_INVALID` when neither size divides the other.
  */
 export function tpRatio(tpSize: number, remoteTpSize: number): number {
@@ -37,7 +38,10 @@ export function tpRatio(tpSize: number, remoteTpSize: number): number {
   return tpSize >= remoteTpSize ? tpSize / remoteTpSize : -(remoteTpSize / tpSize);
 }
 
-/** Remote ranks whose slice of the sequence overlaps the local rank's slice, for MLA caches that a remote DCP group shares. */
+/**
+ * Remote ranks whose slice of the sequence overlaps the local rank's slice, for MLA caches that a
+ * remote DCP group shares.
+ */
 function dcpSourceRanks(pair: EnginePair): number[] {
   const { tpRank, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
   requireDcp(pair);
@@ -48,8 +52,9 @@ function dcpSourceRanks(pair: EnginePair): number[] {
 }
 
 /**
- * Remote ranks that the local rank shakes hands with before it can plan: those it reads and those it only notifies. Errors: `KV_TOPOLOGY_INVALID` when
- * TP sizes do not divide one another, or a number is out of range.
+ * Remote ranks that the local rank shakes hands with before it can plan: those it reads and those
+ * it only notifies. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a
+ * number is out of range.
  */
 export function handshakeTargetRanks(pair: EnginePair): number[] {
   requireDcp(pair);
@@ -58,8 +63,9 @@ export function handshakeTargetRanks(pair: EnginePair): number[] {
 }
 
 /**
- * The remote ranks that shake hands with the local rank: those that name it in their `handshakeTargetRanks`. They are the ones that a P which pushes writes to,
- * or only notifies. Errors: as `handshakeTargetRanks`.
+ * The remote ranks that shake hands with the local rank: those that name it in their
+ * `handshakeTargetRanks`. They are the ones that a P which pushes writes to, or only notifies.
+ * Errors: as `handshakeTargetRanks`.
  */
 export function handshakeSourceRanks(pair: EnginePair): number[] {
   const { tpRank, tpSize, remoteTpSize, dcpSize, remoteDcpSize } = pair;
@@ -77,18 +83,23 @@ export function handshakeSourceRanks(pair: EnginePair): number[] {
 }
 
 /**
- * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide
- * one another, or `tpRank` is not below `tpSize`.
+ * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending.
+ * Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or `tpRank` is not below
+ * `tpSize`.
  */
 export function targetRemoteRanks(pair: EnginePair): number[] {
   requireRank("tpRank", pair.tpRank, "tpSize", pair.tpSize);
   const ratio = tpRatio(pair.tpSize, pair.remoteTpSize);
-  return rankSequence(Math.floor((pair.tpRank * pair.remoteTpSize) / pair.tpSize), Math.max(1, -ratio));
+  return rankSequence(
+    Math.floor((pair.tpRank * pair.remoteTpSize) / pair.tpSize),
+    Math.max(1, -ratio),
+  );
 }
 
 /**
- * Notifications that a remote rank awaits from all of its readers before it frees a request's blocks: the `n` of vLLM's `"{request_id}:{n}"`. Errors:
- * `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of range.
+ * Notifications that a remote rank awaits from all of its readers before it frees a request's
+ * blocks: the `n` of vLLM's `"{request_id}:{n}"`. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do
+ * not divide one another, or a number is out of range.
  */
 export function dcpConsumerCount(pair: EnginePair): number {
   const { tpSize, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
@@ -98,7 +109,13 @@ export function dcpConsumerCount(pair: EnginePair): number {
   return dcpSize === 1 ? tpSize : Math.max(1, Math.floor(dcpSize / remoteDcpSize));
 }
 
-function requireDcp({ tpRank, tpSize, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 }: EnginePair): void {
+function requireDcp({
+  tpRank,
+  tpSize,
+  remoteTpSize,
+  dcpSize = 1,
+  remoteDcpSize = 1,
+}: EnginePair): void {
   requireRank("tpRank", tpRank, "tpSize", tpSize);
   requireInteger("remoteTpSize", remoteTpSize, 1);
   requireInteger("dcpSize", dcpSize, 1);

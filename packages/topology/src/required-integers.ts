@@ -1,6 +1,9 @@
 import { KvError } from "@kv/interface";
 
-/** Throws `KV_TOPOLOGY_INVALID` unless `value` is an integer of at least `minimum`. The error has the field's name and the value. */
+/**
+ * Throws `KV_TOPOLOGY_INVALID` unless `value` is an integer of at least `minimum`. The error has
+ * the field's name and the value.
+ */
 export function requireInteger(name: string, value: number, minimum: number): void {
   if (Number.isSafeInteger(value) && value >= minimum) return;
   throw new KvError(

@@ -1,7 +1,12 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { computeTpMapping, handshakeSourceRanks, kvHeadsOfRank, type TpMappingOptions } from "./index.js";
+import {
+  computeTpMapping,
+  handshakeSourceRanks,
+  kvHeadsOfRank,
+  type TpMappingOptions,
+} from "./index.js";
 
 const dense = (change: Partial<TpMappingOptions>): TpMappingOptions => ({
   tpRank: 0,
@@ -57,7 +62,13 @@ test("state-space groups are read from every rank, even where KV heads are repli
 });
 
 test("DCP-sharded MLA with a state-space group: reads latents from the shards' ranks, and state from its TP counterparts", () => {
-  const latents = dense({ isMla: true, groups: ["mla", "mamba"], tpRank: 1, tpSize: 2, dcpSize: 2 });
+  const latents = dense({
+    isMla: true,
+    groups: ["mla", "mamba"],
+    tpRank: 1,
+    tpSize: 2,
+    dcpSize: 2,
+  });
   const more = computeTpMapping({ ...latents, remoteTpSize: 4, remoteDcpSize: 4 });
   expect(more.sourceRanksPerGroup).toEqual([
     [1, 3],
@@ -78,7 +89,13 @@ test("a draft model with KV heads beside an MLA target is mapped by its own head
     allSourceRanks: [1],
     rankOffsetFactor: 1,
   });
-  const fewer = dense({ isMla: true, tpSize: 1, remoteTpSize: 4, remoteDcpSize: 4, headShardedKvHeads: 2 });
+  const fewer = dense({
+    isMla: true,
+    tpSize: 1,
+    remoteTpSize: 4,
+    remoteDcpSize: 4,
+    headShardedKvHeads: 2,
+  });
   expect(computeTpMapping(fewer)).toMatchObject({
     attentionRanks: [0, 2],
     handshakeRanks: [0, 1, 2, 3],
@@ -100,15 +117,21 @@ test("ranks that are read only for their state have an attention slot too", () =
 });
 
 test("with TP 512 on both sides, each rank reads its counterpart", () => {
-  const pair = { tpSize: 512, remoteTpSize: 512, numKvHeads: 512, isMla: false, groups: ["full" as const] };
+  const pair = {
+    tpSize: 512,
+    remoteTpSize: 512,
+    numKvHeads: 512,
+    isMla: false,
+    groups: ["full" as const],
+  };
   for (const tpRank of [255, 256, 300, 511]) {
     const mapping = computeTpMapping({ ...pair, tpRank });
     expect(mapping.handshakeRanks).toEqual([tpRank]);
     expect(mapping.attentionRanks).toEqual([tpRank]);
     expect(mapping.rankToAttentionSlot).toEqual({ [tpRank]: 0 });
-    expect(Object.isFrozen(mapping.attentionRanks) && Object.isFrozen(mapping.rankToAttentionSlot)).toBe(
-      true,
-    );
+    expect(
+      Object.isFrozen(mapping.attentionRanks) && Object.isFrozen(mapping.rankToAttentionSlot),
+    ).toBe(true);
   }
 });
 
@@ -126,7 +149,10 @@ test.each([
   [{ tpRank: -1 }, /tpRank must be an integer of at least 0, got -1/],
   [{ tpSize: 1.5 }, /tpSize must be an integer of at least 1, got 1.5/],
   [{ numKvHeads: 0 }, /numKvHeads must be an integer of at least 1, got 0/],
-  [{ isMla: true, headShardedKvHeads: 0 }, /headShardedKvHeads must be an integer of at least 1, got 0/],
+  [
+    { isMla: true, headShardedKvHeads: 0 },
+    /headShardedKvHeads must be an integer of at least 1, got 0/,
+  ],
   [{ groups: [] }, /at least one KV cache group/],
   [{ remoteDcpSize: 0 }, /remoteDcpSize must be an integer of at least 1, got 0/],
 ])("refuses %j with the values", (change, message) => {
@@ -152,7 +178,11 @@ test("the sources of a rank hold each of its KV heads once, in slot order", () =
   });
   const divides = (one: number, other: number) => one % other === 0 || other % one === 0;
   const possible = sizes.filter(({ tpSize, remoteTpSize, numKvHeads }) => {
-    return divides(tpSize, remoteTpSize) && divides(tpSize, numKvHeads) && divides(remoteTpSize, numKvHeads);
+    return (
+      divides(tpSize, remoteTpSize) &&
+      divides(tpSize, numKvHeads) &&
+      divides(remoteTpSize, numKvHeads)
+    );
   });
   fc.assert(
     fc.property(possible, ({ tpSize, remoteTpSize, numKvHeads }) => {
@@ -164,7 +194,8 @@ test("the sources of a rank hold each of its KV heads once, in slot order", () =
         for (const rank of mapping.allSourceRanks) {
           const slot = mapping.rankToAttentionSlot[rank] ?? -1;
           const first =
-            kvHeadsOfRank(rank, remoteTpSize, numKvHeads).firstHead + mapping.rankOffsetFactor * share;
+            kvHeadsOfRank(rank, remoteTpSize, numKvHeads).firstHead +
+            mapping.rankOffsetFactor * share;
           expect(first).toBe(mine.firstHead + slot * share);
         }
         for (const rank of [...mapping.allSourceRanks, ...mapping.notifyOnlyRanks]) {
@@ -180,13 +211,17 @@ test("the sources of a rank hold each of its KV heads once, in slot order", () =
 });
 
 test("more prefill ranks than heads, beside a state of all ranks: those of a head share its slot", () => {
-  const mapping = computeTpMapping(dense({ remoteTpSize: 8, numKvHeads: 4, groups: ["full", "mamba"] }));
+  const mapping = computeTpMapping(
+    dense({ remoteTpSize: 8, numKvHeads: 4, groups: ["full", "mamba"] }),
+  );
   expect(mapping.allSourceRanks).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
   expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3 });
 });
 
 test("one attention rank, beside a state of several: all have slot 0", () => {
-  const mapping = computeTpMapping(dense({ remoteTpSize: 2, numKvHeads: 1, groups: ["full", "mamba"] }));
+  const mapping = computeTpMapping(
+    dense({ remoteTpSize: 2, numKvHeads: 1, groups: ["full", "mamba"] }),
+  );
   expect(mapping.attentionRanks).toEqual([0]);
   expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0 });
 });

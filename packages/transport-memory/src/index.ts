@@ -5,5 +5,9 @@ export type { MemoryLatency } from "./network/latency.js";
 export { type MemoryNetwork, memoryNetwork } from "./network/network.js";
 export { type MemorySideChannelOptions, memorySideChannel } from "./network/side-channel.js";
 export { type SeededRandom, seededRandom } from "./simulation/seeded-random.js";
-export { type VirtualClock, type VirtualClockOptions, virtualClock } from "./simulation/virtual-clock.js";
+export {
+  type VirtualClock,
+  type VirtualClockOptions,
+  virtualClock,
+} from "./simulation/virtual-clock.js";
 export { type MemoryTransport, type MemoryTransportOptions, memoryTransport } from "./transport.js";

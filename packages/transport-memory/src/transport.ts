@@ -16,11 +16,20 @@ import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.j
 
 /** Options of `memoryTransport`. */
 export interface MemoryTransportOptions extends AmbientOptions {
-  /** Network of its agents. @default a network of its own, so that only agents of this transport reach each other */
+  /**
+   * Network of its agents. @default a network of its own, so that only agents of this transport
+   * reach each other
+   */
   readonly network?: MemoryNetwork | undefined;
-  /** Simulated process of the transport. After the process was killed, create a new transport. @default "localhost" */
+  /**
+   * Simulated process of the transport. After the process was killed, create a new transport.
+   * @default "localhost"
+   */
   readonly host?: string | MemoryHost | undefined;
-  /** Memory types of `allocate`. `VRAM` is simulated: it has `gather` and `scatter`, but no `bytes`. @default ["DRAM"] */
+  /**
+   * Memory types of `allocate`. `VRAM` is simulated: it has `gather` and `scatter`, but no `bytes`.
+   * @default ["DRAM"]
+   */
   readonly memoryTypes?: readonly MemoryType[] | undefined;
   /** Names of backends that agents may request, the default one first. @default ["MEMORY"] */
   readonly backendNames?: readonly string[] | undefined;
@@ -28,7 +37,10 @@ export interface MemoryTransportOptions extends AmbientOptions {
 
 const MAX_LENGTH_BYTES = 2 ** 40;
 
-/** The transport that `memoryTransport` creates. Its agents, lists and registrations have `Symbol.asyncDispose`, its memory `Symbol.dispose`. */
+/**
+ * The transport that `memoryTransport` creates. Its agents, lists and registrations have
+ * `Symbol.asyncDispose`, its memory `Symbol.dispose`.
+ */
 export interface MemoryTransport extends Transport, AsyncDisposable {
   /** As `Transport.createAgent`. */
   createAgent(options?: AgentOptions): Promise<Agent & AsyncDisposable>;
@@ -37,13 +49,15 @@ export interface MemoryTransport extends Transport, AsyncDisposable {
 }
 
 /**
- * Creates an in-process transport: its agents copy bytes between buffers of this process, over a simulated network with latency and faults. Errors:
- * `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
+ * Creates an in-process transport: its agents copy bytes between buffers of this process, over a
+ * simulated network with latency and faults. Errors: `KV_CONFIG_INVALID` for a network that
+ * `memoryNetwork` did not create.
  */
 export function memoryTransport(options: MemoryTransportOptions = {}): MemoryTransport {
   const network = options.network ?? memoryNetwork(options);
   const fabric = fabricOf(network);
-  const host = typeof options.host === "object" ? options.host : network.host(options.host ?? "localhost");
+  const host =
+    typeof options.host === "object" ? options.host : network.host(options.host ?? "localhost");
   const log = options.log ?? fabric.log;
   const random = options.random ?? host.random;
   const memoryTypes = options.memoryTypes ?? ["DRAM"];

@@ -1,7 +1,11 @@
 import { transportSuite } from "@kv/conformance/transport";
 import { memoryNetwork, memoryTransport, seededRandom, virtualClock } from "@kv/transport-memory";
 
-transportSuite({ name: "memory", create: async () => memoryTransport(), detectsDamagedMetadata: true });
+transportSuite({
+  name: "memory",
+  create: async () => memoryTransport(),
+  detectsDamagedMetadata: true,
+});
 
 const clock = virtualClock();
 const latency = { latencyMs: 0.5, jitterMs: 2, bytesPerMs: 1 << 20, minPieces: 4 };

@@ -1,7 +1,17 @@
 import { KvError, type TransferOrder, type TransferRequest } from "@kv/interface";
 import { type FaultRule, memoryNetwork } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { ALL, BLOCK_BYTES, bytes, collect, count, NUM_BLOCKS, type Pair, pair, SLOW } from "./pair.js";
+import {
+  ALL,
+  BLOCK_BYTES,
+  bytes,
+  collect,
+  count,
+  NUM_BLOCKS,
+  type Pair,
+  pair,
+  SLOW,
+} from "./pair.js";
 
 const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
 const read = ({ local, remote }: Pair, more: Partial<TransferOrder> = {}): TransferRequest => ({
@@ -35,15 +45,18 @@ test("transfers in one direction share the bandwidth when that is set, and each 
   const scattered = Int32Array.from(ALL, (id) => (id * 5) % NUM_BLOCKS);
   const times = async (sharesBandwidth: boolean) => {
     const p = await pair({ latency: { ...SLOW, sharesBandwidth, rangeMs: 0.5 } });
-    const [first, second, other] = [{}, { localIds: scattered }, { operation: "WRITE" } as const].map(
-      (more) => p.reader.agent.transfer(read(p, more)).done,
-    );
+    const [first, second, other] = [
+      {},
+      { localIds: scattered },
+      { operation: "WRITE" } as const,
+    ].map((more) => p.reader.agent.transfer(read(p, more)).done);
     await p.clock.advance(100);
     return (await Promise.all([first, second, other])).map((result) => result?.transferMs);
   };
   // 10 ms of latency, 16 ms for the bytes, 0.5 ms for one range or 8 ms for 16.
   expect(await times(false)).toEqual([26.5, 34, 26.5]);
-  // The pieces of both READs follow one another on one direction of the link, and the WRITE has the other one.
+  // The pieces of both READs follow one another on one direction of the link, and the WRITE has the
+  // other one.
   const [first = 0, second = 0, other] = await times(true);
   expect([Math.max(first, second), other]).toEqual([42.5, 26.5]);
 });
@@ -94,7 +107,12 @@ test("drop: the transfer ends at its deadline only, and its memory is released a
 });
 
 test("fail: the n-th transfer fails with the configured code after part of its bytes landed, without its notification", async () => {
-  const rule: FaultRule = { operation: "READ", nth: 1, fault: "fail", code: "KV_PEER_DISCONNECTED" };
+  const rule: FaultRule = {
+    operation: "READ",
+    nth: 1,
+    fault: "fail",
+    code: "KV_PEER_DISCONNECTED",
+  };
   const p = await pair({ latency: SLOW, faults: [rule] });
   const words = collect(p.owner.agent);
   const { done, released } = p.reader.agent.transfer(read(p, { notification: bytes("first") }));
@@ -102,15 +120,22 @@ test("fail: the n-th transfer fails with the configured code after part of its b
   await p.clock.settle(released);
   expect(count(p.reader.memory, 2)).toBeLessThan(TOTAL + 1);
   expect(
-    await p.clock.settle(codeOf(p.reader.agent.transfer(read(p, { notification: bytes("second") })).done)),
+    await p.clock.settle(
+      codeOf(p.reader.agent.transfer(read(p, { notification: bytes("second") })).done),
+    ),
   ).toBe("KV_OK");
   await p.clock.runUntilIdle();
   expect(words).toEqual(["second"]);
 });
 
 test("delay: the transfer takes delayMs longer", async () => {
-  const p = await pair({ latency: SLOW, faults: [{ operation: "READ", fault: "delay", delayMs: 100 }] });
-  expect(await p.clock.settle(p.reader.agent.transfer(read(p)).done)).toMatchObject({ transferMs: 126 });
+  const p = await pair({
+    latency: SLOW,
+    faults: [{ operation: "READ", fault: "delay", delayMs: 100 }],
+  });
+  expect(await p.clock.settle(p.reader.agent.transfer(read(p)).done)).toMatchObject({
+    transferMs: 126,
+  });
 });
 
 test("notifications: drop, duplicate, delay (also of later ones), reorder", async () => {
@@ -124,7 +149,8 @@ test("notifications: drop, duplicate, delay (also of later ones), reorder", asyn
     ],
   });
   const words = collect(p.owner.agent);
-  // Each rule counts the operations that earlier rules did not match: "b" is dropped, "c" duplicated, "d" delayed, "e" overtaken.
+  // Each rule counts the operations that earlier rules did not match: "b" is dropped, "c"
+  // duplicated, "d" delayed, "e" overtaken.
   for (const word of ["a", "b", "c", "d", "e", "f"])
     await p.reader.agent.notify(p.owner.agent.name, bytes(word));
   await p.clock.advance(1);
@@ -142,14 +168,18 @@ test("disconnect: transfers in flight fail and new ones fail, until forMs has pa
   const inFlight = p.reader.agent.transfer(read(p));
   await p.clock.advance(15);
   expect(await codeOf(p.owner.agent.addRemote(await p.reader.agent.localMetadata()))).toBe("KV_OK");
-  expect(await codeOf(p.owner.agent.notify(p.reader.agent.name, bytes("x")))).toBe("KV_NOTIFICATION_FAILED");
+  expect(await codeOf(p.owner.agent.notify(p.reader.agent.name, bytes("x")))).toBe(
+    "KV_NOTIFICATION_FAILED",
+  );
   expect(await codeOf(inFlight.done)).toBe("KV_PEER_DISCONNECTED");
   await inFlight.released;
   expect(await codeOf(p.reader.agent.transfer(read(p)).done)).toBe("KV_PEER_DISCONNECTED");
   await p.clock.advance(1000);
   expect(await p.clock.settle(codeOf(p.reader.agent.transfer(read(p)).done))).toBe("KV_OK");
   p.network.disconnect("p", "d");
-  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_NOTIFICATION_FAILED");
+  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe(
+    "KV_NOTIFICATION_FAILED",
+  );
   p.network.reconnect("d", "p");
   expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_OK");
 });
@@ -175,7 +205,8 @@ test("rules match by host, agent and predicate, and stop after `times` faults", 
     ],
   });
   const words = collect(p.owner.agent);
-  for (const word of ["Ha", "x", "Hb"]) await p.reader.agent.notify(p.owner.agent.name, bytes(word));
+  for (const word of ["Ha", "x", "Hb"])
+    await p.reader.agent.notify(p.owner.agent.name, bytes(word));
   await p.clock.runUntilIdle();
   expect(words).toEqual(["x", "Hb"]);
 });

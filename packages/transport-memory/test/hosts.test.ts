@@ -1,7 +1,18 @@
 import { KvError } from "@kv/interface";
 import { memoryTransport } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { ALL, BLOCK_BYTES, bytes, collect, count, end, lists, NUM_BLOCKS, pair, SLOW } from "./pair.js";
+import {
+  ALL,
+  BLOCK_BYTES,
+  bytes,
+  collect,
+  count,
+  end,
+  lists,
+  NUM_BLOCKS,
+  pair,
+  SLOW,
+} from "./pair.js";
 
 const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
 const NOTHING = {
@@ -33,7 +44,9 @@ test("when the owner is killed, transfers from it fail, its memory is gone, and 
   await expect(owner.agent.localMetadata()).rejects.toSatisfy((error) =>
     KvError.is(error, "KV_AGENT_CLOSED"),
   );
-  await expect(owner.transport.createAgent()).rejects.toSatisfy((e) => KvError.is(e, "KV_TRANSPORT_CLOSED"));
+  await expect(owner.transport.createAgent()).rejects.toSatisfy((e) =>
+    KvError.is(e, "KV_TRANSPORT_CLOSED"),
+  );
   network.host("d").kill();
   expect(network.outstanding()).toEqual(NOTHING);
   owner.memory.close();
@@ -91,7 +104,8 @@ test("notifications in flight from a killed host arrive with the configured prob
   ] as const) {
     const { clock, network, reader, owner } = await pair({ latency: SLOW });
     const words = collect(owner.agent);
-    for (let index = 0; index < 40; index++) await reader.agent.notify(owner.agent.name, bytes("x"));
+    for (let index = 0; index < 40; index++)
+      await reader.agent.notify(owner.agent.name, bytes("x"));
     network.host("d").kill({ deliverInFlight });
     await clock.runUntilIdle();
     expect(words.length).toBe(expected);
@@ -133,17 +147,27 @@ test("without reportsPeerDeath only the deadline ends a transfer", async () => {
     timeoutMs: 700,
   });
   await reader.agent.notify(owner.agent.name, bytes("into the void"));
-  await expect(clock.settle(done)).rejects.toSatisfy((error) => KvError.is(error, "KV_TRANSFER_TIMEOUT"));
+  await expect(clock.settle(done)).rejects.toSatisfy((error) =>
+    KvError.is(error, "KV_TRANSFER_TIMEOUT"),
+  );
   await clock.settle(released);
   expect(clock.now()).toBeLessThan(800);
 });
 
 test("a transfer fails when the owner deregisters its memory", async () => {
   const { clock, reader, owner, local, remote } = await pair({ latency: SLOW });
-  const { done } = reader.agent.transfer({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL });
+  const { done } = reader.agent.transfer({
+    operation: "READ",
+    local,
+    localIds: ALL,
+    remote,
+    remoteIds: ALL,
+  });
   await clock.advance(15);
   await owner.agent.close();
-  await expect(clock.settle(done)).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+  await expect(clock.settle(done)).rejects.toSatisfy((error) =>
+    KvError.is(error, "KV_PEER_DISCONNECTED"),
+  );
 });
 
 test("closing an agent waits for its transfers, and aborts those that do not end", async () => {
@@ -187,7 +211,9 @@ test("VRAM is simulated on request: no view, but gather, scatter and transfers w
   await agent.register(memory);
   const rows = Float64Array.of(memory.address, 64, 3, 64, 1);
   expect((await agent.prepareLocal({ memoryType: "VRAM", rows })).count).toBe(1);
-  await expect(agent.prepareLocal({ memoryType: "DRAM", rows })).rejects.toThrow(/is VRAM of device 3/);
+  await expect(agent.prepareLocal({ memoryType: "DRAM", rows })).rejects.toThrow(
+    /is VRAM of device 3/,
+  );
 });
 
 test("await using closes agents and the transport, and using frees memory", async () => {

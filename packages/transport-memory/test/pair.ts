@@ -28,7 +28,12 @@ export interface Pair {
   readonly remote: PreparedList;
 }
 
-export const SLOW: MemoryLatency = { latencyMs: 10, minPieces: 4, bytesPerMs: BLOCK_BYTES, lingerMs: 5 };
+export const SLOW: MemoryLatency = {
+  latencyMs: 10,
+  minPieces: 4,
+  bytesPerMs: BLOCK_BYTES,
+  lingerMs: 5,
+};
 
 /** A reader on host "d" with a list of all memory of an owner on host "p", in virtual time. */
 export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}): Promise<Pair> {
@@ -48,7 +53,10 @@ export async function end(network: MemoryNetwork, host: string, fill: number): P
   return { transport, agent, memory };
 }
 
-export async function lists(reader: End, owner: End): Promise<{ local: PreparedList; remote: PreparedList }> {
+export async function lists(
+  reader: End,
+  owner: End,
+): Promise<{ local: PreparedList; remote: PreparedList }> {
   const table = (memory: Memory) =>
     ({
       memoryType: "DRAM",

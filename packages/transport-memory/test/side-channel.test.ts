@@ -11,7 +11,12 @@ import { bytes, text } from "./pair.js";
 
 function ground(faults: readonly FaultRule[] = []) {
   const clock = virtualClock();
-  const network = memoryNetwork({ clock, random: seededRandom(3), latency: { latencyMs: 5 }, faults });
+  const network = memoryNetwork({
+    clock,
+    random: seededRandom(3),
+    latency: { latencyMs: 5 },
+    faults,
+  });
   const server = memorySideChannel({ network, host: network.host("p", { skewMs: 1000 }) });
   const client = memorySideChannel({ network, host: "d" });
   const ask = (more: Partial<SideChannelRequest> = {}) =>
@@ -55,10 +60,15 @@ test("the listener survives errors of answer, and the requester times out", asyn
     answer: () => {
       round += 1;
       if (round === 1) throw new Error("bad frames");
-      return round === 2 ? undefined : round === 3 ? Promise.reject(new Error("later")) : [bytes("pong")];
+      return round === 2
+        ? undefined
+        : round === 3
+          ? Promise.reject(new Error("later"))
+          : [bytes("pong")];
     },
   });
-  for (let failing = 0; failing < 3; failing++) expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_TIMEOUT");
+  for (let failing = 0; failing < 3; failing++)
+    expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_TIMEOUT");
   expect(clock.now()).toBe(15_000);
   expect(await codeOf(ask())).toBe("KV_OK");
 });
@@ -134,7 +144,9 @@ test("faults: drop, delay, fail, garbage", async () => {
   const [noise] = (await clock.settle(ask())).frames;
   expect(noise?.length).toBe(22);
   expect(text(noise ?? new Uint8Array())).not.toBe("a reply of some length");
-  expect(text((await clock.settle(ask())).frames[0] ?? new Uint8Array())).toBe("a reply of some length");
+  expect(text((await clock.settle(ask())).frames[0] ?? new Uint8Array())).toBe(
+    "a reply of some length",
+  );
   expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   await clock.advance(10);
   expect(await codeOf(ask())).toBe("KV_OK");
@@ -167,8 +179,8 @@ test("with keys, a listener and a request that do not have one in common refuse 
   expect(await codeOf(Promise.resolve(client.withEncryption?.(other).request(asked)))).toBe(
     "KV_HANDSHAKE_UNTRUSTED",
   );
-  expect(await codeOf(Promise.resolve(client.withEncryption?.(one).request({ ...asked, port: 5601 })))).toBe(
-    "KV_HANDSHAKE_UNTRUSTED",
-  );
+  expect(
+    await codeOf(Promise.resolve(client.withEncryption?.(one).request({ ...asked, port: 5601 }))),
+  ).toBe("KV_HANDSHAKE_UNTRUSTED");
   expect(await codeOf(Promise.resolve(client.withEncryption?.(one).request(asked)))).toBe("KV_OK");
 });

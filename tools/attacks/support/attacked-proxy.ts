@@ -24,7 +24,12 @@ export class AttackedProxy {
   readonly #instances: ObservedProcess;
   readonly #prefill: number;
 
-  private constructor(ready: string, proxy: ObservedProcess, instances: ObservedProcess, prefill: number) {
+  private constructor(
+    ready: string,
+    proxy: ObservedProcess,
+    instances: ObservedProcess,
+    prefill: number,
+  ) {
     [, this.url = "", this.adminUrl = ""] = /ready (\S+) .* admin (\S+)/.exec(ready) ?? [];
     this.#proxy = proxy;
     this.#instances = instances;
@@ -33,10 +38,21 @@ export class AttackedProxy {
 
   static async start(): Promise<AttackedProxy> {
     const instances = new ObservedProcess("tools/attacks/support/slow-instance.ts", []);
-    const { prefill, decode } = JSON.parse(await instances.line()) as { prefill: number; decode: number };
+    const { prefill, decode } = JSON.parse(await instances.line()) as {
+      prefill: number;
+      decode: number;
+    };
     const proxy = new ObservedProcess("packages/proxy/src/cli.ts", [
-      ...["--prefill", `127.0.0.1:${prefill}`, "--decode", `127.0.0.1:${decode}`],
-      ...["--port", "0", "--admin-port", "0", "--log-level", "silent"],
+      "--prefill",
+      `127.0.0.1:${prefill}`,
+      "--decode",
+      `127.0.0.1:${decode}`,
+      "--port",
+      "0",
+      "--admin-port",
+      "0",
+      "--log-level",
+      "silent",
     ]);
     return new AttackedProxy(await proxy.line(), proxy, instances, prefill);
   }
@@ -61,10 +77,18 @@ export class AttackedProxy {
     return this.#proxy.descriptors();
   }
 
-  /** Runs an attack while a client in another process, at another address, sends a request every 20 ms. */
+  /**
+   * Runs an attack while a client in another process, at another address, sends a request every 20
+   * ms.
+   */
   async observe(attack: () => Promise<void>): Promise<Observed> {
     const client = await HonestClients.start({
-      ...{ url: this.url, prompts: ["honest"], expected: [[1]], clients: 1, pauseMs: 20, warmUp: WARM_UP },
+      url: this.url,
+      prompts: ["honest"],
+      expected: [[1]],
+      clients: 1,
+      pauseMs: 20,
+      warmUp: WARM_UP,
     });
     const grown = this.#proxy.watchMemory();
     let mostDescriptors = 0;
@@ -100,17 +124,28 @@ export async function attackProxy(
 }
 
 /** In words, for the table. */
-export function observedText({ right, wrong, longestMs, grownMib, mostDescriptors }: Observed): string {
+export function observedText({
+  right,
+  wrong,
+  longestMs,
+  grownMib,
+  mostDescriptors,
+}: Observed): string {
   return `honest: ${right} right, ${wrong} not, longest ${longestMs} ms; +${grownMib} MiB, ${mostDescriptors} descriptors`;
 }
 
-/** The text of a request for generated text; with `lengthBytes` its body may be longer than `body`. */
+/**
+ * The text of a request for generated text; with `lengthBytes` its body may be longer than `body`.
+ */
 export function postText(body: string, lengthBytes = Buffer.byteLength(body)): string {
   return `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${lengthBytes}\r\n\r\n${body}`;
 }
 
 /** Repeats a round of an attack until the signal aborts. */
-export async function untilAborted(signal: AbortSignal, round: () => Promise<unknown>): Promise<void> {
+export async function untilAborted(
+  signal: AbortSignal,
+  round: () => Promise<unknown>,
+): Promise<void> {
   while (!signal.aborted) {
     await round().catch(() => {});
     await sleep(50, undefined, { signal }).catch(() => {});

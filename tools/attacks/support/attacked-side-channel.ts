@@ -14,15 +14,22 @@ export interface Observed {
   readonly honest: { readonly handshakes: number; readonly http: number; readonly failed: number };
 }
 
-/** Starts `serve` or `ask PORT` of `side-channel-victim.ts` in a process of its own, and resolves with its first message. */
-export async function startVictim<T>(...args: string[]): Promise<{ child: ChildProcess; first: Promise<T> }> {
+/**
+ * Starts `serve` or `ask PORT` of `side-channel-victim.ts` in a process of its own, and resolves
+ * with its first message.
+ */
+export async function startVictim<T>(
+  ...args: string[]
+): Promise<{ child: ChildProcess; first: Promise<T> }> {
   const program = fileURLToPath(new URL("./side-channel-victim.ts", import.meta.url));
   const child = fork(program, args, { execArgv: ["--import", "tsx"] });
   const first = new Promise<T>((resolve, reject) => {
     child.on("message", (message) => {
       if (!("echo" in (message as object))) resolve(message as T);
     });
-    child.on("exit", (code, signal) => reject(new Error(`the attacked process ended: ${signal ?? code}`)));
+    child.on("exit", (code, signal) =>
+      reject(new Error(`the attacked process ended: ${signal ?? code}`)),
+    );
   });
   first.catch(() => {});
   return { child, first };
@@ -37,7 +44,8 @@ export async function watch(
   let pendingSinceMs: number | undefined;
   let stallMs = 0;
   const measure = () => {
-    if (pendingSinceMs !== undefined) stallMs = Math.max(stallMs, performance.now() - pendingSinceMs);
+    if (pendingSinceMs !== undefined)
+      stallMs = Math.max(stallMs, performance.now() - pendingSinceMs);
   };
   const echoed = (message: unknown) => {
     if (!("echo" in (message as object))) return;
@@ -61,9 +69,15 @@ export async function watch(
   return { grownMiB: Math.round(memoryMiB(child, "VmHWM") - before), stallMs: Math.round(stallMs) };
 }
 
-/** Attacks a listener in another process, while honest peers shake hands with it and clients use its HTTP, each with new connections. */
+/**
+ * Attacks a listener in another process, while honest peers shake hands with it and clients use its
+ * HTTP, each with new connections.
+ */
 export async function attackListener(
-  attack: (target: { readonly host: string; readonly port: number }, signal: AbortSignal) => Promise<void>,
+  attack: (
+    target: { readonly host: string; readonly port: number },
+    signal: AbortSignal,
+  ) => Promise<void>,
 ): Promise<Observed> {
   const { child, first } = await startVictim<{ port: number; http: number }>("serve");
   const { port, http } = await first;

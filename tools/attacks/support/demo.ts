@@ -10,10 +10,16 @@ import { ObservedProcess } from "./observed-process.js";
 const PROMPTS = 16;
 const PROMPT_TOKENS = 100;
 const OUTPUT_TOKENS = 8;
-/** The built programs, which users run. From source, each stack trace of an aborted connection would be translated to TypeScript. */
+/**
+ * The built programs, which users run. From source, each stack trace of an aborted connection would
+ * be translated to TypeScript.
+ */
 const [INSTANCE, PROXY] = ["apps/demo/dist/main.js", "packages/proxy/dist/cli.js"];
 
-/** Why the demo's processes cannot run here; undefined where they can. Throws where they are not built. */
+/**
+ * Why the demo's processes cannot run here; undefined where they can. Throws where they are not
+ * built.
+ */
 export async function demoAbsence(): Promise<string | undefined> {
   for (const file of [INSTANCE, PROXY])
     if (!existsSync(new URL(`../../../${file}`, import.meta.url)))
@@ -26,7 +32,10 @@ export async function demoAbsence(): Promise<string | undefined> {
   }
 }
 
-/** A prefill and a decode instance and the proxy, each in a process of its own, and honest clients in another one. */
+/**
+ * A prefill and a decode instance and the proxy, each in a process of its own, and honest clients
+ * in another one.
+ */
 export class Demo {
   readonly target: FloodTarget;
   readonly processes: Readonly<Record<"P" | "D" | "proxy", ObservedProcess>>;
@@ -42,7 +51,10 @@ export class Demo {
     const sideChannelPort = await freePort();
     const instance = (role: "prefill" | "decode", port: number) =>
       new ObservedProcess(INSTANCE, [
-        ...["instance", "--log-level", "silent", "--config"],
+        "instance",
+        "--log-level",
+        "silent",
+        "--config",
         JSON.stringify({
           role,
           sideChannelPort: port,
@@ -61,10 +73,19 @@ export class Demo {
     const [prefillUrl, decodeUrl] = await Promise.all([urlOf(P), urlOf(D)]);
     const host = (url: string) => url.replace("http://", "");
     const proxy = new ObservedProcess(PROXY, [
-      ...["--prefill", host(prefillUrl), "--decode", host(decodeUrl)],
-      ...["--port", "0", "--admin-port", "0", "--log-level", "silent"],
+      "--prefill",
+      host(prefillUrl),
+      "--decode",
+      host(decodeUrl),
+      "--port",
+      "0",
+      "--admin-port",
+      "0",
+      "--log-level",
+      "silent",
     ]);
-    const [, proxyUrl = "", adminUrl = ""] = /ready (\S+) .* admin (\S+)/.exec(await proxy.line()) ?? [];
+    const [, proxyUrl = "", adminUrl = ""] =
+      /ready (\S+) .* admin (\S+)/.exec(await proxy.line()) ?? [];
     // The right answers are those of one instance alone.
     const prompts = Array.from({ length: PROMPTS }, (_, i) =>
       Array.from({ length: PROMPT_TOKENS }, (_, at) => 10 + ((i * 7919 + at * 104_729) % 200)),

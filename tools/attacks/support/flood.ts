@@ -1,4 +1,5 @@
-// Runs the flood of one attack file in a process of its own. Arguments: the file, and a `FloodTarget` as JSON. A line on stdin ends it.
+// Runs the flood of one attack file in a process of its own. Arguments: the file, and a
+// `FloodTarget` as JSON. A line on stdin ends it.
 import { once } from "node:events";
 import { pathToFileURL } from "node:url";
 import type { AttackModule, FloodTarget } from "./attack.js";

@@ -1,7 +1,8 @@
 import { connect } from "node:net";
 import { READY_OF_REQ, ZMTP_GREETING } from "./zmtp-peer.js";
 
-// Opens connections and keeps them: `PORT COUNT greeted` completes the handshake on each, `PORT COUNT silent` sends half a greeting.
+// Opens connections and keeps them: `PORT COUNT greeted` completes the handshake on each,
+// `PORT COUNT silent` sends half a greeting.
 
 const [port, count, kind] = process.argv.slice(2);
 const bytes =

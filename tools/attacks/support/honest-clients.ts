@@ -4,7 +4,9 @@ import { ObservedProcess } from "./observed-process.js";
 /** Honest clients in a process of their own. */
 export class HonestClients extends ObservedProcess {
   static async start(load: Load): Promise<HonestClients> {
-    const clients = new HonestClients("tools/attacks/support/honest-prompts.ts", [JSON.stringify(load)]);
+    const clients = new HonestClients("tools/attacks/support/honest-prompts.ts", [
+      JSON.stringify(load),
+    ]);
     await clients.line();
     return clients;
   }

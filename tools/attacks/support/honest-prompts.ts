@@ -1,5 +1,7 @@
-// Honest clients of a proxy or an instance, in a process of their own and at another address than the attacker's, each request on a connection of its own. Argument: a `Load` as JSON.
-// Prints "ready" when requests have warmed up; then a line on stdin begins a measurement, and the next one ends it, which is answered with one line, a `Measured`.
+// Honest clients of a proxy or an instance, in a process of their own and at another address than
+// the attacker's, each request on a connection of its own. Argument: a `Load` as JSON. Prints
+// "ready" when requests have warmed up; then a line on stdin begins a measurement, and the next one
+// ends it, which is answered with one line, a `Measured`.
 import { request } from "node:http";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -30,17 +32,28 @@ export interface Measured {
 
 const TIMEOUT_MS = 60_000;
 
-const { url, prompts, expected, clients, pauseMs, warmUp } = JSON.parse(process.argv[2] ?? "") as Load;
+const { url, prompts, expected, clients, pauseMs, warmUp } = JSON.parse(
+  process.argv[2] ?? "",
+) as Load;
 let sent = 0;
 
 function ask(prompt: Load["prompts"][number], maxTokens: number): Promise<number[]> {
-  const body = { prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, return_token_ids: true };
+  const body = {
+    prompt,
+    max_tokens: maxTokens,
+    temperature: 0,
+    ignore_eos: true,
+    return_token_ids: true,
+  };
   return new Promise((resolve, reject) => {
     const asked = request(`${url}/v1/completions`, {
       method: "POST",
       agent: false,
       localAddress: "127.0.0.9",
-      headers: { "content-type": "application/json", "x-request-id": `honest-${process.pid}-${sent++}` },
+      headers: {
+        "content-type": "application/json",
+        "x-request-id": `honest-${process.pid}-${sent++}`,
+      },
       timeout: TIMEOUT_MS,
     });
     asked.on("error", reject).on("timeout", () => asked.destroy(new Error("timeout")));
@@ -83,11 +96,13 @@ async function measure(over: AbortSignal): Promise<Measured> {
   }
   await Promise.all(Array.from({ length: clients }, (_, first) => client(first)));
   tookMs.sort((a, b) => a - b);
-  const at = (share: number) => Math.round(tookMs[Math.ceil(share * tookMs.length) - 1] ?? Number.NaN);
+  const at = (share: number) =>
+    Math.round(tookMs[Math.ceil(share * tookMs.length) - 1] ?? Number.NaN);
   return { right, wrong, failed, p50Ms: at(0.5), p99Ms: at(0.99), longestMs: at(1) };
 }
 
-for (let at = 0; at < warmUp; at += 1) await ask(prompts[0] ?? [], expected[0]?.length ?? 0).catch(() => {});
+for (let at = 0; at < warmUp; at += 1)
+  await ask(prompts[0] ?? [], expected[0]?.length ?? 0).catch(() => {});
 process.stdout.write("ready\n");
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 while ((await lines.next()).done !== true) {

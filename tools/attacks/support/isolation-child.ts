@@ -11,7 +11,10 @@ export function isolationEngines() {
     stdio: ["ignore", "ignore", "inherit", "ipc"],
   });
   return {
-    call: callsTo<IsolationFunctions>(child, () => new Error("the process of the engines has ended")),
+    call: callsTo<IsolationFunctions>(
+      child,
+      () => new Error("the process of the engines has ended"),
+    ),
     rssMib(): number {
       const pages = Number(readFileSync(`/proc/${child.pid}/statm`, "utf8").split(" ")[1]);
       return Math.round((pages * 4096) / 2 ** 20);

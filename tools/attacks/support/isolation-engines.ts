@@ -10,7 +10,8 @@ import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
 import { memoryNetwork } from "@kv/transport-memory";
 import { answerCalls } from "../../faults/child-calls.js";
 
-// A child process with a P, a D and a listener of an attacker. Their side channels are ports of the loopback, their KV is checked byte by byte.
+// A child process with a P, a D and a listener of an attacker. Their side channels are ports of the
+// loopback, their KV is checked byte by byte.
 
 const NUM_TOKENS = 80;
 const network = memoryNetwork();
@@ -20,7 +21,9 @@ let processOfD = "";
 const atDecode = injectableTransport(undefined, (payload) => {
   const sent = decodeNotification(payload);
   if (sent.kind === "push-registration")
-    processOfD = String((sent.registration.kv_peer as { incarnation?: unknown } | undefined)?.incarnation);
+    processOfD = String(
+      (sent.registration.kv_peer as { incarnation?: unknown } | undefined)?.incarnation,
+    );
 });
 let engines: Record<"p" | "d" | "rogue", SimEngine> | undefined;
 
@@ -35,7 +38,12 @@ const functions = {
   async start(connector: "pull" | "push", extra: Readonly<Record<string, unknown>>) {
     const engine = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
       createSimEngine({
-        ...{ network, hostName, engineId, tpSize: 1, blockSize: 16, numBlocks: 512 },
+        network,
+        hostName,
+        engineId,
+        tpSize: 1,
+        blockSize: 16,
+        numBlocks: 512,
         connector: connector === "pull" ? pullConnector : pushConnector,
         sideChannel: zmqSideChannel(),
         violation: (what) => void violations.push(what),
@@ -60,9 +68,15 @@ const functions = {
         () => "ok",
         (error: { code?: string; message?: string }) => `${error.code}: ${error.message}`,
       ),
-  /** Sends P and D each forged notification, from each agent that they know and from one that they do not; returns their number. */
+  /**
+   * Sends P and D each forged notification, from each agent that they know and from one that they
+   * do not; returns their number.
+   */
   forge(others: Omit<Known, "decode">): number {
-    const known = { ...others, decode: { ...started().d.address, incarnation: processOfD, tpSize: 1 } };
+    const known = {
+      ...others,
+      decode: { ...started().d.address, incarnation: processOfD, tpSize: 1 },
+    };
     const forPrefill = Object.values(FORGED_FOR_PREFILL);
     const forDecode = Object.values(FORGED_FOR_DECODE);
     for (const make of forPrefill) atPrefill.inject(make(known));

@@ -11,7 +11,9 @@ export class ObservedProcess {
   readonly #lines: AsyncIterator<string>;
   #watch: NodeJS.Timeout | undefined;
 
-  /** Starts a file, from its source where that is TypeScript. `file` is relative to the repository. */
+  /**
+   * Starts a file, from its source where that is TypeScript. `file` is relative to the repository.
+   */
   constructor(file: string, args: readonly string[]) {
     const loader = file.endsWith(".ts") ? ["--import", "tsx"] : [];
     this.#child = spawn(process.execPath, [...loader, `${ROOT}${file}`, ...args], {
@@ -49,7 +51,10 @@ export class ObservedProcess {
     }
   }
 
-  /** Watches its memory. The returned function ends that, and returns how much it had grown at most, in MiB. */
+  /**
+   * Watches its memory. The returned function ends that, and returns how much it had grown at most,
+   * in MiB.
+   */
   watchMemory(): () => number {
     const before = this.residentMib();
     let most = before;

@@ -3,7 +3,10 @@ import type { AttackModule } from "./attack.js";
 import { attackListener, describeObserved, withstood } from "./attacked-side-channel.js";
 import { pour } from "./zmtp-peer.js";
 
-/** Frames that are sent again and again, on one connection or on as many as it takes, for 20 s at most. `restMs`: what was received may still be worked on. */
+/**
+ * Frames that are sent again and again, on one connection or on as many as it takes, for 20 s at
+ * most. `restMs`: what was received may still be worked on.
+ */
 export function pouredFrames(
   attack: string,
   frames: Buffer,

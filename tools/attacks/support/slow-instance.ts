@@ -1,6 +1,7 @@
-// A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill": port, "decode": port, ...}.
-// A prompt that contains "slow" is answered after 3 s. The decode server counts nothing; the prefill server's `GET /counts` has the
-// requests so far, and for how long it has had a slow one.
+// A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill": port,
+// "decode": port, ...}. A prompt that contains "slow" is answered after 3 s. The decode server
+// counts nothing; the prefill server's `GET /counts` has the requests so far, and for how long it
+// has had a slow one.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 
@@ -25,13 +26,18 @@ function sendJson(response: ServerResponse, value: object): void {
   response.end(JSON.stringify(value));
 }
 
-async function answer(request: IncomingMessage, response: ServerResponse, prefill: boolean): Promise<void> {
+async function answer(
+  request: IncomingMessage,
+  response: ServerResponse,
+  prefill: boolean,
+): Promise<void> {
   if (request.method === "GET") return sendJson(response, counts);
   if (prefill) counts.requests += 1;
   let slow = false;
   for await (const chunk of request) slow ||= (chunk as Buffer).includes('"slow');
   const choices = [{ index: 0, text: "right", token_ids: [1], finish_reason: "length" }];
-  const send = () => sendJson(response, prefill ? { choices, kv_transfer_params: PARAMS } : { choices });
+  const send = () =>
+    sendJson(response, prefill ? { choices, kv_transfer_params: PARAMS } : { choices });
   if (!slow || !prefill) return send();
   if (slowOnes === 0) slowSinceMs = performance.now();
   slowOnes += 1;
@@ -50,6 +56,8 @@ async function listen(prefill: boolean): Promise<number> {
   return (server.address() as AddressInfo).port;
 }
 
-process.stdout.write(`${JSON.stringify({ prefill: await listen(true), decode: await listen(false) })}\n`);
+process.stdout.write(
+  `${JSON.stringify({ prefill: await listen(true), decode: await listen(false) })}\n`,
+);
 // The end of the parent is the end of this process.
 process.stdin.resume().on("end", () => process.exit());

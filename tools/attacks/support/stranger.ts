@@ -32,7 +32,9 @@ export async function strangers(
 ): Promise<Socket[]> {
   const sockets: Socket[] = [];
   for (let from = 0; from < count; from += 200) {
-    const batch = Array.from({ length: Math.min(200, count - from) }, () => stranger(host, port, text));
+    const batch = Array.from({ length: Math.min(200, count - from) }, () =>
+      stranger(host, port, text),
+    );
     sockets.push(...(await Promise.all(batch)));
   }
   return sockets;

@@ -1,7 +1,10 @@
 import { connect, type Socket } from "node:net";
 
 /** The greeting of ZMTP 3.1 with the mechanism NULL. */
-export const ZMTP_GREETING = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
+export const ZMTP_GREETING = Buffer.from(
+  `ff00000000000000017f03014e554c4c${"00".repeat(48)}`,
+  "hex",
+);
 /** A REQ's READY command. */
 export const READY_OF_REQ = readyOf("REQ");
 /** A ROUTER's READY command. */
@@ -18,7 +21,10 @@ function readyOf(socketType: string): Buffer {
   return Buffer.concat([Buffer.from([4, body.length]), body]);
 }
 
-/** Greets and writes `chunk` again and again, until `bytes` are sent, the peer closes the connection, or the signal aborts. Returns the bytes sent. */
+/**
+ * Greets and writes `chunk` again and again, until `bytes` are sent, the peer closes the
+ * connection, or the signal aborts. Returns the bytes sent.
+ */
 export async function pour(
   { host, port }: { readonly host: string; readonly port: number },
   chunk: Buffer,

@@ -1,8 +1,10 @@
 // An HTTP/1.1 server that costs next to nothing: each answer is bytes that were made before.
 //     http-answers LISTENERS < commands
-// Commands on stdin: `answer LISTENER SUFFIX LENGTH` and LENGTH bytes (the whole answer to requests whose path ends in SUFFIX), then `listen`,
-// to which it replies with the port of each listener in one line. A request whose body contains "hold" gets the answer of the suffix `#hold` and
-// stays open until the command `release`, which sends the answer of `#release` to all of them. Ends with stdin.
+// Commands on stdin: `answer LISTENER SUFFIX LENGTH` and LENGTH bytes (the whole answer to requests
+// whose path ends in SUFFIX), then `listen`, to which it replies with the port of each listener in
+// one line. A request whose body contains "hold" gets the answer of the suffix `#hold` and stays
+// open until the command `release`, which sends the answer of `#release` to all of them. Ends with
+// stdin.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -101,7 +103,10 @@ static void drop(struct connection *connection) {
   free(connection);
 }
 
-/** The length of a chunked body; more than `length` where its end has not come. Envoy sends a body in chunks that an external processor has passed on. */
+/**
+ * The length of a chunked body; more than `length` where its end has not come. Envoy sends a body
+ * in chunks that an external processor has passed on.
+ */
 static size_t chunked_length(const char *bytes, size_t length) {
   for (size_t at = 0; at < length;) {
     const char *line_end = memmem(bytes + at, length - at, "\r\n", 2);

@@ -1,9 +1,12 @@
-// A load generator that costs next to nothing: the same HTTP/1.1 request over and over, on connections that stay open.
+// A load generator that costs next to nothing: the same HTTP/1.1 request over and over, on
+// connections that stay open.
 //     http-load REQUEST_FILE < commands
-// A command on stdin: `PORT CONNECTIONS PER_SECOND MILLISECONDS`. With 0 per second each connection sends its next request when the last answer is
-// complete. Else requests are sent at that rate, whatever the answers do, and each is timed from the moment when it was due.
-// Replies with one line: microseconds of the run, failed requests, how late the generator itself sent a request at most (microseconds), and the
-// microseconds of each complete request. An answer is complete with its content-length, or its last chunk; an event stream must have had [DONE].
+// A command on stdin: `PORT CONNECTIONS PER_SECOND MILLISECONDS`. With 0 per second each connection
+// sends its next request when the last answer is complete. Else requests are sent at that rate,
+// whatever the answers do, and each is timed from the moment when it was due. Replies with one
+// line: microseconds of the run, failed requests, how late the generator itself sent a request at
+// most (microseconds), and the microseconds of each complete request. An answer is complete with
+// its content-length, or its last chunk; an event stream must have had [DONE].
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
-// usage: list-loop LIBRARY COUNT BLOCK. Prints the milliseconds that NIXL's C API takes for a list of COUNT scattered blocks: one call per block, then the
-// preparation of the list.
+// usage: list-loop LIBRARY COUNT BLOCK. Prints the milliseconds that NIXL's C API takes for a list
+// of COUNT scattered blocks: one call per block, then the preparation of the list.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/** Shorter times are not measured: `process.cpuUsage` counts microseconds, and the compiler and the garbage collector work now and then. */
+/**
+ * Shorter times are not measured: `process.cpuUsage` counts microseconds, and the compiler and the
+ * garbage collector work now and then.
+ */
 const MEASURABLE_MS = 50;
 
 const PER_MS = { ns: 1e6, us: 1e3, ms: 1, s: 1e-3 } as const;
@@ -11,10 +14,15 @@ export function processorMs(): number {
 }
 
 /**
- * Processor time per item of `run`, which handles `items` items. It is repeated until the time can be measured. The first time that is long enough does not
- * count: V8 drops compiled code when the fixture of the measurement before is collected.
+ * Processor time per item of `run`, which handles `items` items. It is repeated until the time can
+ * be measured. The first time that is long enough does not count: V8 drops compiled code when the
+ * fixture of the measurement before is collected.
  */
-export async function processorTime(unit: TimeUnit, items: number, run: () => unknown): Promise<number> {
+export async function processorTime(
+  unit: TimeUnit,
+  items: number,
+  run: () => unknown,
+): Promise<number> {
   collectGarbage();
   for (let [times, isWarm] = [1, false]; ; ) {
     const begunMs = processorMs();
@@ -53,7 +61,10 @@ export async function processorTimeOf<Fixture>(
   return (tookMs * PER_MS[unit]) / (times * items);
 }
 
-/** Bytes of the JavaScript heap and of buffers that the result of `build` holds, per item. Memory of native code is not counted. */
+/**
+ * Bytes of the JavaScript heap and of buffers that the result of `build` holds, per item. Memory of
+ * native code is not counted.
+ */
 export async function heldBytes<Held>(
   items: number,
   build: () => Held | Promise<Held>,

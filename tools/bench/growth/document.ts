@@ -5,7 +5,10 @@ import type { Measured, MeasuredGroup } from "./quantity.js";
 
 const DOCS = new URL("../../../docs/bench/", import.meta.url);
 
-/** Writes the group's plot, and its table between its two marks in docs/bench/growth.md. The text around them is written by hand. */
+/**
+ * Writes the group's plot, and its table between its two marks in docs/bench/growth.md. The text
+ * around them is written by hand.
+ */
 export async function publish(group: MeasuredGroup): Promise<void> {
   const page = new URL("growth.md", DOCS);
   const text = await readFile(page, "utf8");
@@ -13,7 +16,10 @@ export async function publish(group: MeasuredGroup): Promise<void> {
   const [from, to] = [text.indexOf(begin), text.indexOf(end)];
   if (from < 0 || to < from) throw new Error(`docs/bench/growth.md has no ${begin} before ${end}`);
   await writeFile(new URL(`growth-${group.name}.svg`, DOCS), plot(group));
-  await writeFile(page, `${text.slice(0, from + begin.length)}\n\n${section(group)}\n${text.slice(to)}`);
+  await writeFile(
+    page,
+    `${text.slice(0, from + begin.length)}\n\n${section(group)}\n${text.slice(to)}`,
+  );
 }
 
 function section(group: MeasuredGroup): string {

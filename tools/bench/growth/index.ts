@@ -1,4 +1,5 @@
-// Measures how costs grow with sizes: npm run bench -- growth [--only GROUP,…] [--short] [--json] [--record]
+// Measures how costs grow with sizes: npm run bench -- growth [--only GROUP,…] [--short] [--json]
+// [--record]
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { alone, type Row } from "../report.js";
@@ -20,13 +21,16 @@ export async function growth(only: readonly string[] | undefined): Promise<reado
   const rows: Row[] = [];
   for (const name of names) {
     const group = await measureGroup(name, short);
-    if (!short && group.missing === undefined && process.argv.includes("--record")) await publish(group);
+    if (!short && group.missing === undefined && process.argv.includes("--record"))
+      await publish(group);
     rows.push(...rowsOf(group));
   }
   return rows;
 }
 
-/** Each group has a process of its own: its heap and its compiled code have nothing of the others. */
+/**
+ * Each group has a process of its own: its heap and its compiled code have nothing of the others.
+ */
 function measureGroup(name: string, short: boolean): Promise<MeasuredGroup> {
   process.stderr.write(`${name}\n`);
   const args = ["--expose-gc", "--import", "tsx", RUN_GROUP, name, ...(short ? ["--short"] : [])];

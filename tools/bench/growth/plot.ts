@@ -14,8 +14,9 @@ const ROW = 17;
 const CHARACTERS = 66;
 
 /**
- * An SVG with a line per quantity on two logarithmic axes: the size, and the cost per item, both as multiples of those at the smallest size.
- * A constant cost is level; the dashed guide is a cost that grows in proportion to the size.
+ * An SVG with a line per quantity on two logarithmic axes: the size, and the cost per item, both as
+ * multiples of those at the smallest size. A constant cost is level; the dashed guide is a cost
+ * that grows in proportion to the size.
  */
 export function plot({ title, quantities }: MeasuredGroup): string {
   const lines = quantities.map(({ name, sizes, costs, growth }) => ({
@@ -27,7 +28,8 @@ export function plot({ title, quantities }: MeasuredGroup): string {
   const bottom = Math.min(-1, Math.floor(Math.log10(Math.min(...all.map(([, y]) => y)))));
   const top = Math.max(1, Math.ceil(Math.log10(Math.max(...all.map(([, y]) => y)))));
   const x = (value: number) => fixed(LEFT + (Math.log10(value) / decades) * PLOT_WIDTH);
-  const y = (value: number) => fixed(TOP + ((top - Math.log10(value)) / (top - bottom)) * PLOT_HEIGHT);
+  const y = (value: number) =>
+    fixed(TOP + ((top - Math.log10(value)) / (top - bottom)) * PLOT_HEIGHT);
   const legends = lines.map(({ name }) => wrapped(name));
   /** The first row of each line's legend. */
   const rowOf = (i: number) => legends.slice(0, i).reduce((sum, rows) => sum + rows.length, 0);
@@ -50,7 +52,9 @@ export function plot({ title, quantities }: MeasuredGroup): string {
     const dash = DASHES[Math.floor(i / COLOURS.length) % DASHES.length] ?? "";
     const style = `stroke="${colour}" stroke-width="2" stroke-dasharray="${dash}" fill="none"`;
     const legendY = LEGEND + rowOf(i) * ROW;
-    const marks = points.map(([px, py]) => `<circle cx="${x(px)}" cy="${y(py)}" r="3" fill="${colour}"/>`);
+    const marks = points.map(
+      ([px, py]) => `<circle cx="${x(px)}" cy="${y(py)}" r="3" fill="${colour}"/>`,
+    );
     const texts = (legends[i] ?? []).map(
       (text, row) => `<text x="46" y="${legendY + 4 + row * ROW}">${escapeXml(text)}</text>`,
     );

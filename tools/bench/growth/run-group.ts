@@ -8,7 +8,10 @@ import { GROUPS } from "./groups.js";
 import type { Measured, MeasuredGroup, Quantity } from "./quantity.js";
 
 const ROUNDS = 5;
-/** Processor time of measurements at the two smallest sizes before the first round, so that V8 has compiled the code. */
+/**
+ * Processor time of measurements at the two smallest sizes before the first round, so that V8 has
+ * compiled the code.
+ */
 const WARM_MS = 1000;
 
 const { positionals, values } = parseArgs({
@@ -20,7 +23,9 @@ const group = await GROUPS[name]?.();
 if (group === undefined) throw new Error(`no group is called ${JSON.stringify(name)}`);
 const quantities: Measured[] = [];
 if (group.missing === undefined) {
-  for (const quantity of group.quantities.filter(({ name }) => words.every((word) => name.includes(word)))) {
+  for (const quantity of group.quantities.filter(({ name }) =>
+    words.every((word) => name.includes(word)),
+  )) {
     process.stderr.write(`  ${quantity.name} …\n`);
     quantities.push(await measure(quantity));
   }
@@ -41,6 +46,17 @@ async function measure(quantity: Quantity): Promise<Measured> {
   }
   const costs = runs.map(median);
   const growth = growthExponent(sizes, costs);
-  const met = growth <= exponent + TOLERANCE && Math.max(...costs) <= (most ?? Number.POSITIVE_INFINITY);
-  return { name, unit, sizeOf, sizes, costs, growth, exponent, ...(most === undefined ? {} : { most }), met };
+  const met =
+    growth <= exponent + TOLERANCE && Math.max(...costs) <= (most ?? Number.POSITIVE_INFINITY);
+  return {
+    name,
+    unit,
+    sizeOf,
+    sizes,
+    costs,
+    growth,
+    exponent,
+    ...(most === undefined ? {} : { most }),
+    met,
+  };
 }

@@ -27,7 +27,10 @@ export interface Section {
   readonly after?: string;
 }
 
-/** Writes a part's section of docs/bench/multi-turn.md with `--record`; those of the other parts stay. */
+/**
+ * Writes a part's section of docs/bench/multi-turn.md with `--record`; those of the other parts
+ * stay.
+ */
 export async function writeSection(part: keyof typeof HEADINGS, section: Section): Promise<void> {
   if (!process.argv.includes("--record") || process.argv.includes("--short")) return;
   const [, ...before] = (await readFile(DOCUMENT, "utf8")).split(/^(?=## )/m);

@@ -1,13 +1,24 @@
-// What a turn costs that is read back from D (kv-proxy --readback), against the same router without it. `links`: in virtual time, with the times of a model of 8 billion parameters;
-// `processes`: the demo's engines over NIXL, each in its own process (--short: fewer turns); `live`: vLLM 0.33 on the CPU. Each writes its section of docs/bench/multi-turn.md.
+// What a turn costs that is read back from D (kv-proxy --readback), against the same router without
+// it. `links`: in virtual time, with the times of a model of 8 billion parameters; `processes`: the
+// demo's engines over NIXL, each in its own process (--short: fewer turns); `live`: vLLM 0.33 on
+// the CPU. Each writes its section of docs/bench/multi-turn.md.
 import { median, type Row, rowOf } from "../report.js";
 import { type Compared, writeSection } from "./document.js";
 import { type Held, LINKS_GBITS, onLink, REPLACED_EVERY, REPLACED_GBITS } from "./links.js";
 import { liveTurns } from "./live.js";
 import { throughProcesses } from "./processes.js";
-import { AGENTS, type EndedTurn, ratios, type readTurns, type Traffic, tokensPerSecond } from "./traffic.js";
+import {
+  AGENTS,
+  type EndedTurn,
+  ratios,
+  type readTurns,
+  type Traffic,
+  tokensPerSecond,
+} from "./traffic.js";
 
-/** Wanted of the turns after the first: in so many P computes the new tokens and less than a block. */
+/**
+ * Wanted of the turns after the first: in so many P computes the new tokens and less than a block.
+ */
 const NEW_ONLY_SHARE = 0.99;
 /** D's time for each further token grows by at most this. */
 const DECODE_RATIO = 1.03;
@@ -65,14 +76,21 @@ async function links(): Promise<readonly Row[]> {
     intro: `Written by \`npm run bench -- multi-turn --only links --record\`. ${trafficText(AGENTS)} \`kv-proxy\`, the pull connectors and the schedulers are the production code, on a
 virtual clock, with one P and one D and the times of a model of 8 billion parameters (20,000 prompt tokens a second, 8 ms for a step of D, 128 KiB of KV a token). In the last rows there are two P and two D,
 one of which is killed after every ${REPLACED_EVERY} requests, and another one takes its place; there the turns count whose D was not replaced.`,
-    ...{ rows, compared },
+    rows,
+    compared,
     after:
       "A P that has the prompts in its own prefix cache computes little without readback too: then only the last answer is read, and what the cache has lost.",
   });
   return rows;
 }
 
-function trafficText({ conversations, turns, firstTokens, addedTokens, outputTokens }: Traffic): string {
+function trafficText({
+  conversations,
+  turns,
+  firstTokens,
+  addedTokens,
+  outputTokens,
+}: Traffic): string {
   return `${conversations} conversations at once of ${turns} turns: ${firstTokens} tokens, ${Math.min(...addedTokens)} to ${Math.max(...addedTokens)} more in each turn, and ${outputTokens} of output.`;
 }
 
@@ -86,7 +104,9 @@ const computedRow = (on: number, off: number): Row =>
 
 function heldRows(on: Held, off: Held): readonly Row[] {
   const [ours, theirs] = [tokenMs(on.turns), tokenMs(off.turns)];
-  const [rate = 0, rateOff = 1] = [on, off].map(({ turns }) => tokensPerSecond(turns, AGENTS.outputTokens));
+  const [rate = 0, rateOff = 1] = [on, off].map(({ turns }) =>
+    tokensPerSecond(turns, AGENTS.outputTokens),
+  );
   const times = [`${ours.toFixed(2)} ms`, `${theirs.toFixed(2)} ms`] as const;
   const rates = [rate.toFixed(0), rateOff.toFixed(0)] as const;
   return [
@@ -107,8 +127,12 @@ function realRows(on: Turns, off: Turns, equal: number): readonly Row[] {
     newOnlyRow(on.read),
     computedRow(on.computed, off.computed),
     {
-      ...{ what: "turns with the tokens of one engine", ours: `${equal} of ${all}` },
-      ...{ theirs: "-", ratio: equal / all, wanted: "all", met: equal === all },
+      what: "turns with the tokens of one engine",
+      ours: `${equal} of ${all}`,
+      theirs: "-",
+      ratio: equal / all,
+      wanted: "all",
+      met: equal === all,
     },
   ];
 }
@@ -116,13 +140,16 @@ function realRows(on: Turns, off: Turns, equal: number): readonly Row[] {
 async function processes(): Promise<readonly Row[]> {
   const name = "two P, two D";
   const { traffic, every, on, off, equal } = await throughProcesses();
-  process.stderr.write(`  ${JSON.stringify({ replaced: on.replaced, failed: on.failed, ...on.reasons })}\n`);
+  process.stderr.write(
+    `  ${JSON.stringify({ replaced: on.replaced, failed: on.failed, ...on.reasons })}\n`,
+  );
   const rows = named(name, realRows(on, off, equal));
   await writeSection("processes", {
     intro: `Written by \`npm run bench -- multi-turn --only processes --record\`. ${trafficText(traffic)} \`kv-proxy\`, two P without a prefix cache and two D, over NIXL on one machine, with the demo's tiny model on the CPU.
 Each is a process; one of the four in turn is killed after every ${every} requests and started again (${on.replaced} with readback, ${off.replaced} without). Clients ask again where a stream broke that had begun (${on.failed} and ${off.failed}). P computed new
 tokens only in turns whose D was not replaced; the others count in the tokens that P computed.`,
-    ...{ rows, compared: [{ name, ratios: ratios(on.turns, off.turns) }] },
+    rows,
+    compared: [{ name, ratios: ratios(on.turns, off.turns) }],
   });
   return rows;
 }
@@ -134,7 +161,8 @@ async function live(): Promise<readonly Row[]> {
   await writeSection("live", {
     intro: `Written by \`npm run bench -- multi-turn --only live --record\`. ${trafficText(traffic)} P (without a prefix cache) and D are vLLM 0.33 with its tiny model on the CPU, with room for 8,192 tokens, and none is replaced. Without readback,
 the setting is left out at vLLM too. The tokens that P computed are those of its metrics. Clients asked again ${on.failed} times with readback, and ${off.failed} times without.`,
-    ...{ rows, compared: [{ name, ratios: ratios(on.turns, off.turns) }] },
+    rows,
+    compared: [{ name, ratios: ratios(on.turns, off.turns) }],
   });
   return rows;
 }

@@ -20,7 +20,11 @@ const HOP_MS = 0.1;
 const DECODE_STEP_MS = 8;
 /** From the end of an instance until another one is in its place. */
 const GONE_MS = 500;
-const READBACK = { bidirectional_kv_xfer: true, kv_recompute_threshold: 16, decoder_kv_blocks_ttl: 480 };
+const READBACK = {
+  bidirectional_kv_xfer: true,
+  kv_recompute_threshold: 16,
+  decoder_kv_blocks_ttl: 480,
+};
 
 const BLOCK_TOKENS = 16;
 
@@ -50,7 +54,8 @@ export async function onLink(options: LinkOptions): Promise<Held> {
     hitsAt: caches ? "prefill" : "decode",
     decodeStepMs: DECODE_STEP_MS,
     cluster: {
-      ...{ cacheTokens: 240_000, extraConfig: isOn ? READBACK : {} },
+      cacheTokens: 240_000,
+      extraConfig: isOn ? READBACK : {},
       ...(replaces ? { prefills: 2, decodes: 2 } : {}),
     },
     spares: replaces ? 2 : 0,
@@ -78,7 +83,9 @@ export async function onLink(options: LinkOptions): Promise<Held> {
     const computed = (after["local_compute"] ?? 0) - (before["local_compute"] ?? 0);
     const whole = turns.filter((turn) => replacements.hadItsDecode(turn, records));
     return {
-      ...{ turns, read: readTurns(whole, records, BLOCK_TOKENS), replaced: replacements.count },
+      turns,
+      read: readTurns(whole, records, BLOCK_TOKENS),
+      replaced: replacements.count,
       // What a replaced P has computed nobody can ask.
       computed: replaces ? computedTokens(turns, records) : computed,
     };

@@ -15,7 +15,11 @@ import {
   type Traffic,
 } from "./traffic.js";
 
-const EXTRA = { bidirectional_kv_xfer: true, kv_recompute_threshold: 32, decoder_kv_blocks_ttl: 480 };
+const EXTRA = {
+  bidirectional_kv_xfer: true,
+  kv_recompute_threshold: 32,
+  decoder_kv_blocks_ttl: 480,
+};
 /** vLLM's on the CPU, of the tiny model. */
 const BLOCK_TOKENS = 32;
 /** D keeps the last turn of each conversation, and has room for the next one. */
@@ -24,8 +28,12 @@ const BLOCK_BYTES = 131_072;
 /** The tiny model has 2,048, which 20 turns do not fit in. */
 const MAX_MODEL_LEN = 8192;
 const ARGS = [
-  ...["--max-model-len", `${MAX_MODEL_LEN}`, "--kv-cache-memory-bytes", `${BLOCKS * BLOCK_BYTES}`],
-  ...["--hf-overrides", JSON.stringify({ max_position_embeddings: MAX_MODEL_LEN })],
+  "--max-model-len",
+  `${MAX_MODEL_LEN}`,
+  "--kv-cache-memory-bytes",
+  `${BLOCKS * BLOCK_BYTES}`,
+  "--hf-overrides",
+  JSON.stringify({ max_position_embeddings: MAX_MODEL_LEN }),
 ];
 const SEED = 1;
 /** Of the conversation that makes the handshake. */
@@ -40,7 +48,10 @@ interface Played {
   readonly failed: number;
 }
 
-/** Conversations through a P (without a prefix cache) and a D of vLLM 0.33: with readback; and, without the setting at vLLM and at the router, through another pair. Then P answers them alone. */
+/**
+ * Conversations through a P (without a prefix cache) and a D of vLLM 0.33: with readback; and,
+ * without the setting at vLLM and at the router, through another pair. Then P answers them alone.
+ */
 export async function liveTurns(): Promise<BothWays<Played>> {
   const traffic = process.argv.includes("--short") ? SHORT : AGENTS;
   const on = await withPair(EXTRA, (p, d) => play(traffic, p, d, true));
@@ -69,10 +80,18 @@ async function withPair<T>(
   }
 }
 
-async function play(traffic: Traffic, p: VllmServer, d: VllmServer, isOn: boolean): Promise<Played> {
+async function play(
+  traffic: Traffic,
+  p: VllmServer,
+  d: VllmServer,
+  isOn: boolean,
+): Promise<Played> {
   const { records, log } = recordRequests();
   await using proxy = createProxy({
-    ...{ prefillers: [p.url], decoders: [d.url], mode: "pull", log },
+    prefillers: [p.url],
+    decoders: [d.url],
+    mode: "pull",
+    log,
     ...(isOn ? { readback: { cachePercent: 50, minTokens: 32, timeoutMs: 60_000 } } : {}),
   });
   const { url } = await proxy.listen({ port: 0 });

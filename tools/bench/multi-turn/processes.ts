@@ -47,7 +47,8 @@ interface Played {
 }
 
 /**
- * The conversations through two P and two D of the demo over NIXL, each in its own process, which are replaced in turn; with and without readback, and with one engine. The model is the built-in
+ * The conversations through two P and two D of the demo over NIXL, each in its own process, which
+ * are replaced in turn; with and without readback, and with one engine. The model is the built-in
  * one, with room for 8,192 tokens.
  */
 export async function throughProcesses(): Promise<BothWays<Played> & { readonly every: number }> {
@@ -70,7 +71,13 @@ async function withOneEngine(directory: string, traffic: Traffic): Promise<Ended
   const model = await loadModel({ directory });
   const transport = memoryTransport();
   const numBlocks = Math.ceil((traffic.conversations * model.config.maxModelLen) / BLOCK_TOKENS);
-  const pool = new KvPool({ transport, geometry: model.config, numBlocks, blockSize: BLOCK_TOKENS, tp: 1 });
+  const pool = new KvPool({
+    transport,
+    geometry: model.config,
+    numBlocks,
+    blockSize: BLOCK_TOKENS,
+    tp: 1,
+  });
   const blocks = new BlockPool({ numBlocks });
   const engine = new Engine({ model, pool, blocks, maxNumBatchedTokens: CHUNK_TOKENS });
   let sent = 0;
@@ -78,7 +85,9 @@ async function withOneEngine(directory: string, traffic: Traffic): Promise<Ended
   const send = async (promptTokens: readonly number[], maxTokens: number) => {
     sent += 1;
     const requestId = `reference-${sent}`;
-    const done = last.then(() => engine.submit({ requestId, promptTokens, maxTokens, ignoreEos: true }).done);
+    const done = last.then(
+      () => engine.submit({ requestId, promptTokens, maxTokens, ignoreEos: true }).done,
+    );
     last = done;
     const { tokens } = await done;
     return { requestId, tokens: tokens.map(({ token }) => token), ttftMs: 0, totalMs: 0 };
@@ -93,16 +102,34 @@ async function withOneEngine(directory: string, traffic: Traffic): Promise<Ended
   }
 }
 
-async function play(model: string, traffic: Traffic, every: number, isOn: boolean): Promise<Played> {
+async function play(
+  model: string,
+  traffic: Traffic,
+  every: number,
+  isOn: boolean,
+): Promise<Played> {
   const options: ClusterOptions = {
-    ...{ transport: "nixl", connector: "NixlConnector", prefills: 2, decodes: 2, prefillTp: 1, decodeTp: 1 },
-    ...{ prefillBlockSize: BLOCK_TOKENS, decodeBlockSize: BLOCK_TOKENS, cacheTokens: 65_536 },
+    transport: "nixl",
+    connector: "NixlConnector",
+    prefills: 2,
+    decodes: 2,
+    prefillTp: 1,
+    decodeTp: 1,
+    prefillBlockSize: BLOCK_TOKENS,
+    decodeBlockSize: BLOCK_TOKENS,
+    cacheTokens: 65_536,
     extraConfig: isOn ? READBACK : {},
-    ...{ model, leaseSeconds: 60, requestTimeoutSeconds: 30 },
+    model,
+    leaseSeconds: 60,
+    requestTimeoutSeconds: 30,
     instance: { maxNumBatchedTokens: CHUNK_TOKENS },
     prefillInstance: { prefixCaching: false },
   };
-  await using cluster = await startCluster(options, { log: silentLog, logLevel: "silent", restart: true });
+  await using cluster = await startCluster(options, {
+    log: silentLog,
+    logLevel: "silent",
+    restart: true,
+  });
   const { records, log } = recordRequests();
   await using proxy = createProxy({
     ...planProxy(cluster.prefills, cluster.decodes, options),
@@ -136,7 +163,11 @@ async function play(model: string, traffic: Traffic, every: number, isOn: boolea
     if (readback !== "used") reasons[readback] = (reasons[readback] ?? 0) + 1;
   const whole = turns.filter((turn) => replacements.hadItsDecode(turn, records));
   return {
-    ...{ turns, read: readTurns(whole, records, BLOCK_TOKENS), computed: computedTokens(turns, records) },
-    ...{ replaced: replacements.count, failed: replacements.failed, reasons },
+    turns,
+    read: readTurns(whole, records, BLOCK_TOKENS),
+    computed: computedTokens(turns, records),
+    replaced: replacements.count,
+    failed: replacements.failed,
+    reasons,
   };
 }

@@ -6,7 +6,10 @@ interface Victim {
   replace(): Promise<void>;
 }
 
-/** Replaces instances, one after another, each time so many requests were sent; the next one is not ended before the last one is back. */
+/**
+ * Replaces instances, one after another, each time so many requests were sent; the next one is not
+ * ended before the last one is back.
+ */
 export class Replacements {
   readonly #every: number;
   readonly #victims: readonly Victim[];
@@ -54,7 +57,10 @@ export class Replacements {
   }
 
   /** Whether the D of the turn before was there until this one had ended, and this one's too. */
-  hadItsDecode({ before, requestId, endedAtMs }: EndedTurn, records: ReadonlyMap<string, Served>): boolean {
+  hadItsDecode(
+    { before, requestId, endedAtMs }: EndedTurn,
+    records: ReadonlyMap<string, Served>,
+  ): boolean {
     if (this.#again.has(requestId) || records.get(requestId)?.restarts !== undefined) return false;
     if (before === undefined) return true;
     const decode = records.get(before.requestId)?.decode;

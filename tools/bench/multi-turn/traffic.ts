@@ -3,7 +3,10 @@ import { type Log, type LogFields, silentLog } from "@kv/interface";
 import { complete } from "../../../apps/demo/src/run/completion-client.js";
 import { median } from "../report.js";
 
-/** Conversations of an agent: each turn has the answer of a tool, of 50 to 500 tokens, and the model says a little. */
+/**
+ * Conversations of an agent: each turn has the answer of a tool, of 50 to 500 tokens, and the model
+ * says a little.
+ */
 export interface Traffic {
   readonly conversations: number;
   readonly turns: number;
@@ -16,7 +19,11 @@ export interface Traffic {
 }
 
 export const AGENTS: Traffic = {
-  ...{ conversations: 8, turns: 20, firstTokens: 500, outputTokens: 16, pauseMs: 100 },
+  conversations: 8,
+  turns: 20,
+  firstTokens: 500,
+  outputTokens: 16,
+  pauseMs: 100,
   addedTokens: [50, 200, 500, 100, 350],
 };
 
@@ -81,15 +88,22 @@ export interface Served {
 }
 
 /** The records of a proxy's requests, by request id, and the log that fills them. */
-export function recordRequests(): { readonly records: ReadonlyMap<string, Served>; readonly log: Log } {
+export function recordRequests(): {
+  readonly records: ReadonlyMap<string, Served>;
+  readonly log: Log;
+} {
   const records = new Map<string, Served>();
   const info = (event: string, fields: LogFields = {}) => {
-    if (event === "request-done") records.set(String(fields["requestId"]), fields as unknown as Served);
+    if (event === "request-done")
+      records.set(String(fields["requestId"]), fields as unknown as Served);
   };
   return { records, log: { ...silentLog, info } };
 }
 
-/** How many turns after the first were read, and in how many of these P computed the new tokens and less than a block. */
+/**
+ * How many turns after the first were read, and in how many of these P computed the new tokens and
+ * less than a block.
+ */
 export function readTurns(
   turns: readonly EndedTurn[],
   records: ReadonlyMap<string, Served>,
@@ -128,8 +142,14 @@ export function tokensPerSecond(turns: readonly EndedTurn[], outputTokens: numbe
   return (1000 * turns.length * outputTokens) / (endMs - startMs);
 }
 
-/** Holds all conversations at once; none shares a begin with another, or with one of another `seed`. */
-export async function converse(client: Client, traffic: Traffic, seed: number): Promise<EndedTurn[]> {
+/**
+ * Holds all conversations at once; none shares a begin with another, or with one of another `seed`.
+ */
+export async function converse(
+  client: Client,
+  traffic: Traffic,
+  seed: number,
+): Promise<EndedTurn[]> {
   const { conversations, turns, firstTokens, addedTokens, outputTokens, pauseMs } = traffic;
   const ended: EndedTurn[] = [];
   const one = async (conversation: number) => {
@@ -138,13 +158,26 @@ export async function converse(client: Client, traffic: Traffic, seed: number): 
     let before: EndedTurn | undefined;
     for (let turn = 1; turn <= turns; turn += 1) {
       const startedAtMs = client.now();
-      const { requestId, ttftMs, tokens: answer, totalMs } = await client.send(prompt, outputTokens);
+      const {
+        requestId,
+        ttftMs,
+        tokens: answer,
+        totalMs,
+      } = await client.send(prompt, outputTokens);
       // D has not computed the KV of an answer's last token.
       const heldTokens = before === undefined ? 0 : before.promptTokens + outputTokens - 1;
       const promptTokens = prompt.length;
       before = {
-        ...{ conversation, requestId, before, turn, promptTokens, tokens: answer, ttftMs },
-        ...{ newTokens: promptTokens - heldTokens, startedAtMs, endedAtMs: client.now() },
+        conversation,
+        requestId,
+        before,
+        turn,
+        promptTokens,
+        tokens: answer,
+        ttftMs,
+        newTokens: promptTokens - heldTokens,
+        startedAtMs,
+        endedAtMs: client.now(),
         tokenMs: (totalMs - ttftMs) / (outputTokens - 1),
       };
       ended.push(before);
@@ -170,23 +203,32 @@ const LENGTHS = [1000, 2000, 4000, 8000];
 /** Upper ends of the groups of turns. */
 const TURNS = [5, 10, 20];
 
-/** Median TTFT of turns after the first with readback, as a ratio to that without, by length and by turn. Groups without turns are left out. */
+/**
+ * Median TTFT of turns after the first with readback, as a ratio to that without, by length and by
+ * turn. Groups without turns are left out.
+ */
 export function ratios(on: readonly EndedTurn[], off: readonly EndedTurn[]) {
   const by = (ends: readonly number[], what: "promptTokens" | "turn") =>
     ends.flatMap((end, at) => {
-      const isIn = (one: EndedTurn) => one.turn > 1 && one[what] > (ends[at - 1] ?? 0) && one[what] <= end;
+      const isIn = (one: EndedTurn) =>
+        one.turn > 1 && one[what] > (ends[at - 1] ?? 0) && one[what] <= end;
       const [ours = [], theirs = []] = [on, off].map((turns) =>
         turns.filter(isIn).map(({ ttftMs }) => ttftMs),
       );
       if (ours.length === 0 || theirs.length === 0) return [];
-      return [{ end, onMs: median(ours), offMs: median(theirs), ratio: median(ours) / median(theirs) }];
+      return [
+        { end, onMs: median(ours), offMs: median(theirs), ratio: median(ours) / median(theirs) },
+      ];
     });
   return { byLength: by(LENGTHS, "promptTokens"), byTurn: by(TURNS, "turn") };
 }
 
 export type Ratios = ReturnType<typeof ratios>;
 
-/** From which length of the prompt readback is at least 3 % faster, and at all longer ones; undefined where it never is. */
+/**
+ * From which length of the prompt readback is at least 3 % faster, and at all longer ones;
+ * undefined where it never is.
+ */
 export function paysFrom({ byLength }: Ratios): number | undefined {
   const last = byLength.findLastIndex(({ ratio }) => ratio > 0.97);
   const first = byLength[last + 1];

@@ -18,11 +18,17 @@ import {
 
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
 /** Sizes and blocks of the transfers, in bytes. */
-const CASES = [64 * 2 ** 20, 512 * 2 ** 20].flatMap((size) => BLOCKS.map((block) => ({ size, block })));
+const CASES = [64 * 2 ** 20, 512 * 2 ** 20].flatMap((size) =>
+  BLOCKS.map((block) => ({ size, block })),
+);
 /** In a GPU the driver copies block by block: 131,072 blocks would take a second. */
 const GPU_CASES = CASES.filter(({ size, block }) => size / block <= 16_384);
 /** Goals relative to Python with pages of 4 KiB, by the size of a block. */
-const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = { 4096: 1.5, 65536: 1.25, 1048576: 1 };
+const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = {
+  4096: 1.5,
+  65536: 1.25,
+  1048576: 1,
+};
 /** Goals relative to process_vm_readv, with which UCX copies on one host. */
 const LIMITS = [
   { what: "contiguous", block: 2 ** 20, order: "contiguous", wanted: 0.9 },
@@ -36,7 +42,10 @@ interface Comparison {
   readonly cases?: typeof CASES;
   /** The goal, by the size of a block. */
   ofPython(block: number): number | undefined;
-  /** The pauses between Python's polls of a transfer, in ms: the better of its results counts. Over UCX the post is the copy, so there is nothing to poll. */
+  /**
+   * The pauses between Python's polls of a transfer, in ms: the better of its results counts. Over
+   * UCX the post is the copy, so there is nothing to poll.
+   */
   readonly pausesMs?: readonly number[];
 }
 
@@ -50,7 +59,8 @@ interface PythonMove {
 
 type Sides = Pick<BenchFixture, "agent" | "memory" | "target" | "python">;
 const OPERATIONS = ["READ", "WRITE"] as const;
-const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
+const show = (bytes: number) =>
+  bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`;
 
 const gigabytes = (bytes: number, ms: number) => bytes / ms / 1e6;
 
@@ -59,14 +69,19 @@ export const bandwidth = (fixture: BenchFixture): Promise<Row[]> =>
   againstPython(fixture, { where: "UCX", ofPython: () => 0.97 });
 
 /**
- * READ and WRITE over UCX with the memory that each side's users have: of `allocate` at both ends here, and pages of 4 KiB at both ends for Python, as PyTorch
- * gives them to vLLM for a cache in DRAM. Both targets run this package, so that neither takes a core.
+ * READ and WRITE over UCX with the memory that each side's users have: of `allocate` at both ends
+ * here, and pages of 4 KiB at both ends for Python, as PyTorch gives them to vLLM for a cache in
+ * DRAM. Both targets run this package, so that neither takes a core.
  */
 export async function ownMemory(fixture: BenchFixture): Promise<Row[]> {
   fixture.python.pause();
   const [python, pythonTarget] = [await pythonNixl(), nodeTarget("UCX")];
   const [lengthBytes, hugePages] = [LENGTH_BYTES, false];
-  const far = await pythonTarget.ask<Place & { metadata: string }>({ do: "open", lengthBytes, hugePages });
+  const far = await pythonTarget.ask<Place & { metadata: string }>({
+    do: "open",
+    lengthBytes,
+    hugePages,
+  });
   const { metadata, address } = far;
   await python.ask({ do: "open", length: lengthBytes, hugePages, metadata, address });
   const rows = await againstPython(
@@ -85,7 +100,10 @@ export async function ownMemory(fixture: BenchFixture): Promise<Row[]> {
 
 /** The same over LIBFABRIC, whose provider is tcp where there is no faster one. */
 export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
-  const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
+  const [plugin] = await describePlugins({
+    libraryPath: await findLibrary(),
+    names: ["LIBFABRIC"],
+  });
   if (plugin?.loads !== true) {
     const theirs = plugin?.remedy ?? "NIXL has no such plugin";
     return [alone("LIBFABRIC", "-", ">= 0.95", undefined, theirs)];
@@ -126,7 +144,10 @@ async function beside(
   }
 }
 
-/** Time of one transfer of ours. Python's progress thread uses most of a core even when idle, so that process is stopped. */
+/**
+ * Time of one transfer of ours. Python's progress thread uses most of a core even when idle, so
+ * that process is stopped.
+ */
 async function oursMs(
   { agent, python }: Pick<BenchFixture, "agent" | "python">,
   request: TransferRequest,
@@ -137,7 +158,10 @@ async function oursMs(
   return ms;
 }
 
-async function pythonMs({ python }: Pick<BenchFixture, "python">, move: PythonMove): Promise<number> {
+async function pythonMs(
+  { python }: Pick<BenchFixture, "python">,
+  move: PythonMove,
+): Promise<number> {
   const { ms } = await python.ask<{ ms: number }>({ do: "move", seeds: [1, 2], ...move });
   return ms;
 }
@@ -156,7 +180,8 @@ async function againstPython(
       const mine = () => oursMs(fixture, { operation, ...prepared, localIds, remoteIds });
       const python = async () => {
         let best = Number.POSITIVE_INFINITY;
-        for (const pauseMs of pausesMs) best = Math.min(best, await pythonMs(fixture, { ...move, pauseMs }));
+        for (const pauseMs of pausesMs)
+          best = Math.min(best, await pythonMs(fixture, { ...move, pauseMs }));
         return best;
       };
       const { ours, theirs } = await series(async (round) => {
@@ -173,7 +198,10 @@ async function againstPython(
   return rows;
 }
 
-/** What UCX's parameter `num_threads` gains: the bandwidth with 4 threads / with none, against the same of Python. */
+/**
+ * What UCX's parameter `num_threads` gains: the bandwidth with 4 threads / with none, against the
+ * same of Python.
+ */
 export async function threads(none: BenchFixture): Promise<Row[]> {
   const cores = availableParallelism();
   if (cores < 8) {
@@ -186,9 +214,16 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
   for (const block of BLOCKS) {
     const count = size / block;
     const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-    const [listsOfNone, listsOfFour] = [await lists(none, block, count), await lists(four, block, count)];
+    const [listsOfNone, listsOfFour] = [
+      await lists(none, block, count),
+      await lists(four, block, count),
+    ];
     for (const operation of OPERATIONS) {
-      const bothMs = async (fixture: BenchFixture, other: BenchFixture, prepared: typeof listsOfNone) => {
+      const bothMs = async (
+        fixture: BenchFixture,
+        other: BenchFixture,
+        prepared: typeof listsOfNone,
+      ) => {
         other.python.pause();
         const ours = await oursMs(fixture, { operation, ...prepared, localIds, remoteIds });
         const theirs = await pythonMs(fixture, { operation, block, count, pauseMs: 0 });
@@ -201,8 +236,10 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
           await bothMs(four, none, listsOfFour),
         ];
         return {
-          ...{ ours: without.ours / with4.ours, oursWith4: gigabytes(size, with4.ours) },
-          ...{ theirs: without.theirs / with4.theirs, theirsWith4: gigabytes(size, with4.theirs) },
+          ours: without.ours / with4.ours,
+          oursWith4: gigabytes(size, with4.ours),
+          theirs: without.theirs / with4.theirs,
+          theirsWith4: gigabytes(size, with4.theirs),
         };
       });
       const what = `${operation} ${show(size)} in ${show(block)}, scattered: bandwidth with num_threads 4 / with 0, over Python's`;
@@ -217,7 +254,10 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
   return rows;
 }
 
-/** WRITE to an agent of ours and to a Python agent, whose progress thread polls without a pause: over TCP the receiver takes part. */
+/**
+ * WRITE to an agent of ours and to a Python agent, whose progress thread polls without a pause:
+ * over TCP the receiver takes part.
+ */
 async function writtenTo(fixture: BenchFixture): Promise<Row> {
   const [size, block] = [512 * 2 ** 20, 65_536];
   const count = size / block;
@@ -241,7 +281,10 @@ async function writtenTo(fixture: BenchFixture): Promise<Row> {
   return compare(what, [ours, theirs], "GB/s", ">=");
 }
 
-/** READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and with 512 blocks per call. */
+/**
+ * READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and
+ * with 512 blocks per call.
+ */
 export async function limits(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
   const size = 256 * 2 ** 20;
@@ -259,7 +302,9 @@ export async function limits(fixture: BenchFixture): Promise<Row[]> {
     const { ours, single, vectored } = await series(async () => ({
       ours: gigabytes(
         size,
-        await timed(() => agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done),
+        await timed(
+          () => agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done,
+        ),
       ),
       single: gigabytes(size, await readMs(1)),
       vectored: gigabytes(size, await readMs(512)),

@@ -10,7 +10,10 @@ const HEARTBEATS = 20;
 const GAP_MS = 10;
 const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next, so the tick itself is subtracted. */
+/**
+ * Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next,
+ * so the tick itself is subtracted.
+ */
 async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
   const histogram = monitorEventLoopDelay({ resolution: 1 });
   histogram.enable();
@@ -24,7 +27,8 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
   const count = LENGTH_BYTES / BLOCK;
   const prepared = await lists(fixture, BLOCK, count);
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-  const read = () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
+  const read = () =>
+    fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
   const all: number[] = [];
   const { idle, busy, maxima, worst } = await series(async (round) => {
     let lastedMs = 0;
@@ -67,7 +71,14 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
       still,
       ROUNDS,
     ),
-    alone(heartbeat, spread(worst, "ms"), `<= 10 ms (is ${p99.toFixed(2)})`, p99 <= 10, "-", ROUNDS),
+    alone(
+      heartbeat,
+      spread(worst, "ms"),
+      `<= 10 ms (is ${p99.toFixed(2)})`,
+      p99 <= 10,
+      "-",
+      ROUNDS,
+    ),
   ];
 }
 
@@ -85,5 +96,7 @@ export async function idleAgent(): Promise<Row[]> {
   const over = median(withAgent.map((value, i) => value - (without[i] ?? 0)));
   const [what, none] = ["an agent with nothing outstanding: share of a core", spread(without, "%")];
   const wanted = `<= 1 % (is ${over.toFixed(2)})`;
-  return [alone(what, spread(withAgent, "%"), wanted, over <= 1, `without an agent ${none}`, ROUNDS)];
+  return [
+    alone(what, spread(withAgent, "%"), wanted, over <= 1, `without an agent ${none}`, ROUNDS),
+  ];
 }

@@ -9,7 +9,9 @@ export interface Place {
   readonly address: number;
 }
 
-/** What the parts of the benchmark share: our agent, Python's agent, and the target process of both. */
+/**
+ * What the parts of the benchmark share: our agent, Python's agent, and the target process of both.
+ */
 export interface BenchFixture {
   readonly backend: string;
   readonly agent: Agent;
@@ -37,7 +39,10 @@ export async function series<Figure extends string>(
   return all as Record<Figure, number[]>;
 }
 
-/** Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter `num_threads` of both agents. */
+/**
+ * Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter
+ * `num_threads` of both agents.
+ */
 export interface FixtureOptions {
   readonly memoryType?: "DRAM" | "VRAM";
   readonly numThreads?: number;
@@ -66,7 +71,10 @@ export async function openPair(
   return { agent, memory, target: { ...far, ...opened }, close };
 }
 
-export async function openFixture(backend = "UCX", options: FixtureOptions = {}): Promise<BenchFixture> {
+export async function openFixture(
+  backend = "UCX",
+  options: FixtureOptions = {},
+): Promise<BenchFixture> {
   const { close, ...pair } = await openPair(LENGTH_BYTES, backend, options);
   const { agent, memory, target } = pair;
   const python = await pythonNixl(backend, options.numThreads);
@@ -76,7 +84,9 @@ export async function openFixture(backend = "UCX", options: FixtureOptions = {})
   const own = Buffer.from(await agent.localMetadata()).toString("hex");
   await target.ask({ do: "know", metadata: own, address: memory.address });
   return {
-    ...{ ...pair, backend, python },
+    ...pair,
+    backend,
+    python,
     async close() {
       await close();
       await python.close();
@@ -95,7 +105,8 @@ export function shuffled(count: number, seed: number): Int32Array {
   return ids;
 }
 
-export const inOrder = (count: number): Int32Array => Int32Array.from({ length: count }, (_, i) => i);
+export const inOrder = (count: number): Int32Array =>
+  Int32Array.from({ length: count }, (_, i) => i);
 
 export async function lists(
   { agent, memory, target }: Pick<BenchFixture, "agent" | "memory"> & { readonly target: Place },

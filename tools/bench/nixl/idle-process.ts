@@ -1,4 +1,5 @@
-// Prints the share of a core, in percent, that this process uses while idle: with an open agent, or without one.
+// Prints the share of a core, in percent, that this process uses while idle: with an open agent, or
+// without one.
 import { nixlTransport } from "@kv/nixl";
 
 const SETTLE_MS = 500;

@@ -14,8 +14,9 @@ const WORKERS = 6;
 const WARM_UP = 12;
 
 /**
- * One 4 KiB READ: the time inside the addon (make, post, done, release), and from the call to the settled promise, against Python's calls for the same; and
- * the time from the outcome to the promise.
+ * One 4 KiB READ: the time inside the addon (make, post, done, release), and from the call to the
+ * settled promise, against Python's calls for the same; and the time from the outcome to the
+ * promise.
  */
 export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
   const prepared = await lists(fixture, BLOCK, 64);
@@ -29,7 +30,8 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
     // Several at once, because Python makes them one right after another, with warm caches.
     for (let i = 0; i < BATCHES; i += 1) {
       const results = await Promise.all(Array.from({ length: BATCH }, small));
-      for (const { makeMs = Number.NaN, transferMs } of results) inside.push((makeMs + transferMs) * 1e3);
+      for (const { makeMs = Number.NaN, transferMs } of results)
+        inside.push((makeMs + transferMs) * 1e3);
     }
     for (let i = 0; i < PER_ROUND; i += 1) {
       const begun = performance.now();
@@ -43,7 +45,10 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
     const request = { do: "small", block: BLOCK, times: PER_ROUND };
     const python = await fixture.python.ask<Record<"make" | "move" | "release", number[]>>(request);
     return {
-      ...{ inside: median(inside), whole: median(whole), back: median(back), message: median(oneWay) },
+      inside: median(inside),
+      whole: median(whole),
+      back: median(back),
+      message: median(oneWay),
       theirs: median(python.make) + median(python.move) + median(python.release),
     };
   });
@@ -61,7 +66,10 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
 const QUEUED = 8000;
 const FEW_QUEUED = 250;
 
-/** READs of 4 KiB that are all asked for at once: 8,000, and as many in batches of 250. A transfer must not cost more because others wait. */
+/**
+ * READs of 4 KiB that are all asked for at once: 8,000, and as many in batches of 250. A transfer
+ * must not cost more because others wait.
+ */
 export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
   const prepared = await lists(fixture, BLOCK, QUEUED);
   const readAll = async (atOnce: number) => {
@@ -69,7 +77,12 @@ export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
     for (let first = 0; first < QUEUED; first += atOnce) {
       const reads = Array.from({ length: atOnce }, (_, i) => {
         const ids = Int32Array.of(first + i);
-        return fixture.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
+        return fixture.agent.transfer({
+          operation: "READ",
+          ...prepared,
+          localIds: ids,
+          remoteIds: ids,
+        }).done;
       });
       await Promise.all(reads);
     }
@@ -87,8 +100,9 @@ export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
 }
 
 /**
- * Half of a round trip to a worker. Uses several workers, because a pair of threads stays where the kernel has placed it: on one core, where a
- * message takes 11 us, or on two, where it takes 50, most of which is to wake a sleeping core.
+ * Half of a round trip to a worker. Uses several workers, because a pair of threads stays where the
+ * kernel has placed it: on one core, where a message takes 11 us, or on two, where it takes 50,
+ * most of which is to wake a sleeping core.
  */
 async function postMessageUs(times: number): Promise<number[]> {
   const halves: number[] = [];
@@ -118,12 +132,14 @@ const NOTES = 400;
 const GAP_MS = 4;
 
 /**
- * One-way delays, by the clock that all processes of a host share: between two processes of ours, and between two Python processes with NIXL's
- * progress thread, which is the default.
+ * One-way delays, by the clock that all processes of a host share: between two processes of ours,
+ * and between two Python processes with NIXL's progress thread, which is the default.
  */
 export async function notifications(fixture: BenchFixture): Promise<Row[]> {
   const { agent, target, python, backend } = fixture;
-  const { name, metadata } = await python.ask<{ name: string; metadata: string }>({ do: "metadata" });
+  const { name, metadata } = await python.ask<{ name: string; metadata: string }>({
+    do: "metadata",
+  });
   const pythonSender = await pythonNixl(backend);
   await pythonSender.ask({ do: "meet", metadata });
   const heard: Record<"busy" | "idle" | "pythonBusy" | "pythonSleep", number[][]> = {

@@ -16,11 +16,20 @@ const MILLION_BLOCK = 512;
 const LAYERS = 80;
 const BLOCKS_OF_A_LAYER = 100_000;
 const SMALL_BLOCK = 64;
-/** Less than this counts as no time on the JavaScript thread: a call and its answer take some tens of microseconds. */
+/**
+ * Less than this counts as no time on the JavaScript thread: a call and its answer take some tens
+ * of microseconds.
+ */
 const WANTED_ON_THREAD_MS = 1;
-/** A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the C library. */
+/**
+ * A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the
+ * C library.
+ */
 const WANTED_GROWTH_MIB = 64;
-/** A handshake takes half a millisecond, so that many rounds cost nothing. V8 compiles the code during the first ones. */
+/**
+ * A handshake takes half a millisecond, so that many rounds cost nothing. V8 compiles the code
+ * during the first ones.
+ */
 const HANDSHAKES = 121;
 
 /** Lists of a million descriptors against a C loop over the same NIXL calls. */
@@ -66,7 +75,8 @@ interface ListOptions {
 
 async function listRows(options: ListOptions): Promise<Row[]> {
   const { fixture, what, rows, takeRows = false, loopMs } = options;
-  // Allocated beforehand: tables that are allocated between the rounds would be garbage-collected within them.
+  // Allocated beforehand: tables that are allocated between the rounds would be garbage-collected
+  // within them.
   const tables = Array.from({ length: ROUNDS + 1 }, () => (takeRows ? rows.slice() : rows));
   fixture.python.pause();
   const { ours, theirs, busy } = await series(async (round) => {
@@ -99,7 +109,11 @@ function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly
 }
 
 /** Blocks of the memory, one row for each layer. */
-function layerRows(address: number, blocks = MILLION / LAYERS, length = MILLION_BLOCK): Float64Array {
+function layerRows(
+  address: number,
+  blocks = MILLION / LAYERS,
+  length = MILLION_BLOCK,
+): Float64Array {
   const layers = Array.from({ length: LAYERS }, (_, at) => [
     address + at * blocks * length,
     length,
@@ -124,7 +138,11 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
   const far = nodeTarget(fixture.backend);
   try {
-    const { metadata, address, name } = await far.ask<{ metadata: string; address: number; name: string }>({
+    const { metadata, address, name } = await far.ask<{
+      metadata: string;
+      address: number;
+      name: string;
+    }>({
       do: "open",
       lengthBytes: LENGTH_BYTES,
     });
@@ -132,8 +150,14 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     const ready = async (table: (base: number) => Float64Array) => {
       const begun = performance.now();
       await fixture.agent.addRemote(bytes);
-      const local = fixture.agent.prepareLocal({ memoryType: "DRAM", rows: table(fixture.memory.address) });
-      const remote = fixture.agent.prepareRemote(name, { memoryType: "DRAM", rows: table(address) });
+      const local = fixture.agent.prepareLocal({
+        memoryType: "DRAM",
+        rows: table(fixture.memory.address),
+      });
+      const remote = fixture.agent.prepareRemote(name, {
+        memoryType: "DRAM",
+        rows: table(address),
+      });
       const both = await Promise.all([local, remote]);
       return { ms: performance.now() - begun, both };
     };
@@ -161,13 +185,20 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
       const { both } = await ready(layers(blocks));
       const [local, remote] = both;
       const ids = Int32Array.of(0, blocks * LAYERS - 1);
-      await fixture.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+      await fixture.agent.transfer({
+        operation: "READ",
+        local,
+        localIds: ids,
+        remote,
+        remoteIds: ids,
+      }).done;
       return { both, tookMs: performance.now() - begun };
     };
     // Python's polling thread would be measured where it takes the core.
     fixture.python.pause();
     const { times, grown, busy, few } = await series(async () => {
-      // The same calls with one block per layer: the time that does not depend on the number of descriptors.
+      // The same calls with one block per layer: the time that does not depend on the number of
+      // descriptors.
       const least = await onThread(first(1));
       await forget(least.value.both);
       const { value, growthMib } = await peakGrowthMib(() => onThread(first(BLOCKS_OF_A_LAYER)));

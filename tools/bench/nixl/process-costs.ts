@@ -1,7 +1,10 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { performance } from "node:perf_hooks";
 
-/** The time in ms that the JavaScript thread was busy during `work`: calls, callbacks and garbage collection, without waits for events. */
+/**
+ * The time in ms that the JavaScript thread was busy during `work`: calls, callbacks and garbage
+ * collection, without waits for events.
+ */
 export async function onThread<T>(work: () => Promise<T>): Promise<{ value: T; busyMs: number }> {
   const before = performance.eventLoopUtilization();
   const value = await work();
@@ -9,7 +12,9 @@ export async function onThread<T>(work: () => Promise<T>): Promise<{ value: T; b
 }
 
 /** The peak growth of the process's resident memory during `work`, in MiB. */
-export async function peakGrowthMib<T>(work: () => Promise<T>): Promise<{ value: T; growthMib: number }> {
+export async function peakGrowthMib<T>(
+  work: () => Promise<T>,
+): Promise<{ value: T; growthMib: number }> {
   // Resets the peak to the current size; see proc(5).
   writeFileSync("/proc/self/clear_refs", "5");
   const before = peakKib();

@@ -1,4 +1,5 @@
-// usage: target.ts [BACKEND]. The target of the benchmark `nixl`: memory to read and write, and a receiver of notifications that contain the time of their sending.
+// usage: target.ts [BACKEND]. The target of the benchmark `nixl`: memory to read and write, and a
+// receiver of notifications that contain the time of their sending.
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, sharedMemory } from "@kv/nixl";
@@ -15,14 +16,19 @@ let memory: Memory;
 let peer: { name: string; address: number };
 let heard: AsyncIterableIterator<{ payload: Uint8Array }>;
 
-/** Delays in ms of the next `count` notifications. With `work` the agent reads small blocks at the same time. */
+/**
+ * Delays in ms of the next `count` notifications. With `work` the agent reads small blocks at the
+ * same time.
+ */
 async function listen(count: number, work: boolean): Promise<number[]> {
   let over = false;
   const working = work ? readOn(() => over) : Promise.resolve();
   const delays: number[] = [];
   while (delays.length < count) {
     const { value } = await heard.next();
-    delays.push(Number(process.hrtime.bigint() - BigInt(Buffer.from(value.payload).toString())) / 1e6);
+    delays.push(
+      Number(process.hrtime.bigint() - BigInt(Buffer.from(value.payload).toString())) / 1e6,
+    );
   }
   over = true;
   await working;
@@ -43,7 +49,11 @@ async function readOn(over: () => boolean): Promise<void> {
   await remote.close();
 }
 
-function allocate({ lengthBytes, hugePages, memoryType }: Extract<Command, { do: "open" }>): Memory {
+function allocate({
+  lengthBytes,
+  hugePages,
+  memoryType,
+}: Extract<Command, { do: "open" }>): Memory {
   // V8 does not ask the kernel for huge pages.
   if (hugePages === false) return sharedMemory(new SharedArrayBuffer(lengthBytes));
   return transport.allocate(lengthBytes, { memoryType });
@@ -59,7 +69,10 @@ async function answer(command: Command): Promise<unknown> {
     return { metadata, address: memory.address, name: agent.name, pid: process.pid };
   }
   if (command.do === "know") {
-    peer = { name: await agent.addRemote(Buffer.from(command.metadata, "hex")), address: command.address };
+    peer = {
+      name: await agent.addRemote(Buffer.from(command.metadata, "hex")),
+      address: command.address,
+    };
     return {};
   }
   return { delaysMs: await listen(command.count, command.work) };

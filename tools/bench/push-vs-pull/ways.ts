@@ -8,17 +8,27 @@ export function perWay<T>(of: (way: Way) => T): Record<Way, T> {
 }
 
 /** How many times longer pull takes. */
-export function gainOf({ ttftMs }: { readonly ttftMs: Readonly<Record<Way, number>> }, way: Way): number {
+export function gainOf(
+  { ttftMs }: { readonly ttftMs: Readonly<Record<Way, number>> },
+  way: Way,
+): number {
   return ttftMs.pull / ttftMs[way];
 }
 
-/** The options of a demo cluster of one P and one D that differ neither between processes nor between this process and others. */
+/**
+ * The options of a demo cluster of one P and one D that differ neither between processes nor
+ * between this process and others.
+ */
 export function clusterOf<S extends object>(way: Way, pool: Point["pool"], simulate: S) {
   return {
     connector: way === "pull" ? "NixlConnector" : "push",
     pushLayerwise: way === "push, layer-wise",
-    ...{ prefills: 1, decodes: 1, prefillTp: 1, decodeTp: 1 },
-    ...{ prefillBlockSize: BLOCK_TOKENS, decodeBlockSize: BLOCK_TOKENS },
+    prefills: 1,
+    decodes: 1,
+    prefillTp: 1,
+    decodeTp: 1,
+    prefillBlockSize: BLOCK_TOKENS,
+    decodeBlockSize: BLOCK_TOKENS,
     instance: { simulate, fragmented: pool === "fragmented", digests: false },
   } as const;
 }
@@ -27,13 +37,19 @@ export function clusterOf<S extends object>(way: Way, pool: Point["pool"], simul
 export const PROCESSES = ["client", "proxy", "prefill", "decode"] as const;
 export type ProcessTimes = Readonly<Record<(typeof PROCESSES)[number], number>>;
 
-/** Processor time in each process: of its JavaScript thread, on which a request waits, and of its other threads, which work beside it. */
+/**
+ * Processor time in each process: of its JavaScript thread, on which a request waits, and of its
+ * other threads, which work beside it.
+ */
 export interface ThreadTimes {
   readonly main: ProcessTimes;
   readonly beside: ProcessTimes;
 }
 
-/** Processor time that a request takes of each process's threads: for itself with one token, and for each further token. */
+/**
+ * Processor time that a request takes of each process's threads: for itself with one token, and for
+ * each further token.
+ */
 export interface ProcessorCosts {
   readonly requestMs: ThreadTimes;
   readonly tokenMs: ThreadTimes;
@@ -54,5 +70,8 @@ export interface Measured {
 }
 
 export function timesOf(of: (name: keyof ProcessTimes) => number): ProcessTimes {
-  return Object.fromEntries(PROCESSES.map((name) => [name, of(name)])) as Record<keyof ProcessTimes, number>;
+  return Object.fromEntries(PROCESSES.map((name) => [name, of(name)])) as Record<
+    keyof ProcessTimes,
+    number
+  >;
 }

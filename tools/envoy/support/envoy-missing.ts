@@ -2,7 +2,10 @@ import { execFile } from "node:child_process";
 import { promisify } from "node:util";
 import { installEnvoy } from "../../../apps/demo/src/envoy/install-envoy.js";
 
-/** Why tests with Envoy cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite. */
+/**
+ * Why tests with Envoy cannot run on this machine; undefined when they can. With CI=true the reason
+ * is an error instead of a skipped suite.
+ */
 export const envoyMissing: string | undefined = await reason();
 
 async function reason(): Promise<string | undefined> {

@@ -37,7 +37,8 @@ export async function startPicker(args: readonly string[], port = 0): Promise<Ru
   });
   exited.catch(() => {});
   const [line] = (await Promise.race([once(child.stdout, "data"), exited])) as [Buffer];
-  const [, at = "", metricsUrl = ""] = /ready 127\.0\.0\.1:(\d+) .* metrics (\S+)/.exec(String(line)) ?? [];
+  const [, at = "", metricsUrl = ""] =
+    /ready 127\.0\.0\.1:(\d+) .* metrics (\S+)/.exec(String(line)) ?? [];
   return {
     port: Number(at),
     metricsUrl,

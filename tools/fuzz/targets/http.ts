@@ -11,9 +11,15 @@ import {
   type RequestBody,
   withLongMembers,
 } from "../../../packages/fleet/src/request/generation-request.js";
-import { type ParsedPieces, parseJsonPieces } from "../../../packages/http/src/bodies/json-pieces.js";
+import {
+  type ParsedPieces,
+  parseJsonPieces,
+} from "../../../packages/http/src/bodies/json-pieces.js";
 import { JsonScan } from "../../../packages/http/src/bodies/read-body.js";
-import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
+import {
+  checkRemotePrefillParams,
+  parseTransferParams,
+} from "../../../packages/protocol/src/index.js";
 import {
   decodeBody,
   KV_REQUEST_PULL,
@@ -21,11 +27,20 @@ import {
   singleInstanceBody,
   splitRequest,
 } from "../../../packages/proxy/src/request/leg-bodies.js";
-import { EventReader, FirstEvent, streamedError } from "../../../packages/proxy/src/response/event-stream.js";
+import {
+  EventReader,
+  FirstEvent,
+  streamedError,
+} from "../../../packages/proxy/src/response/event-stream.js";
 import { StreamWatch } from "../../../packages/proxy/src/response/stream-watch.js";
 import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
 
-const ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"] as const;
+const ENDPOINTS = [
+  "/v1/completions",
+  "/v1/chat/completions",
+  "/v1/responses",
+  "/v1/messages",
+] as const;
 const remotePrefill = {
   do_remote_prefill: true,
   do_remote_decode: false,
@@ -100,7 +115,11 @@ const SCAN_LIMITS = { bodyDepth: 100, bodyMembers: 100_000, bodyValues: 2_097_15
 const PIECE_BYTES = [1, 2, 3, 7, 16, 33, 64, 250, 1000, 4096];
 
 /** Parses in pieces; undefined for what is not JSON. */
-function inPieces(input: Uint8Array, pieceBytes: number, longMemberBytes: number): ParsedPieces | undefined {
+function inPieces(
+  input: Uint8Array,
+  pieceBytes: number,
+  longMemberBytes: number,
+): ParsedPieces | undefined {
   const pieces = parseJsonPieces(input, { pieceBytes, longMemberBytes });
   try {
     for (;;) {
@@ -119,7 +138,10 @@ function checksum(input: Uint8Array): number {
   return input.reduce((sum, byte) => (Math.imul(sum, 31) + byte) >>> 0, input.length);
 }
 
-/** Throws where the pieces give another value than `JSON.parse`, or refuse other texts. Returns one way to cut the input; undefined for what is not JSON. */
+/**
+ * Throws where the pieces give another value than `JSON.parse`, or refuse other texts. Returns one
+ * way to cut the input; undefined for what is not JSON.
+ */
 function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
   let whole: { readonly value: unknown } | undefined;
   try {
@@ -137,7 +159,9 @@ function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
     const how = `pieces of ${pieceBytes} bytes, long members of ${longMemberBytes}:`;
     pieces = inPieces(input, pieceBytes, longMemberBytes);
     if ((pieces === undefined) !== (whole === undefined))
-      throw new Error(`${how} ${whole === undefined ? "no JSON was accepted" : "JSON was refused"}`);
+      throw new Error(
+        `${how} ${whole === undefined ? "no JSON was accepted" : "JSON was refused"}`,
+      );
     if (pieces === undefined) continue;
     if (!isSame(pieces.value, whole?.value)) throw new Error(`${how} another value`);
     if (
@@ -170,16 +194,21 @@ function checkLegs(request: GenerationRequest): void {
     const single = parsedBody(singleInstanceBody(part.request));
     for (const key of ["prompt", "messages", "input", "model"]) {
       for (const body of [prefill, decode, single, part.request.fields]) {
-        if (JSON.stringify(body[key]) !== JSON.stringify(own[key])) throw new Error(`${key} was changed`);
+        if (JSON.stringify(body[key]) !== JSON.stringify(own[key]))
+          throw new Error(`${key} was changed`);
       }
     }
-    if (single.kv_transfer_params !== undefined) throw new Error("kv_transfer_params were passed on");
+    if (single.kv_transfer_params !== undefined)
+      throw new Error("kv_transfer_params were passed on");
     const { do_remote_decode: isSet } = prefill.kv_transfer_params as Record<string, unknown>;
     if (isSet !== true) throw new Error("kv_transfer_params were not set");
   }
 }
 
-/** Clients' bodies at the proxy: in pieces they are read as by `JSON.parse`, and what is accepted gives legs whose bodies are JSON again. */
+/**
+ * Clients' bodies at the proxy: in pieces they are read as by `JSON.parse`, and what is accepted
+ * gives legs whose bodies are JSON again.
+ */
 export const requestBody: FuzzTarget = {
   seeds: [
     json(completion),
@@ -187,7 +216,9 @@ export const requestBody: FuzzTarget = {
     json({ model: "m", input: "text", max_output_tokens: 3, background: false }),
     json({ model: "m", messages: chat.messages, max_tokens: 3 }),
     json({ prompt: "xé\u{1f600}\\\n\ud800".repeat(20) }),
-    bytes(String.raw`{"a\"b" : "\\" , "prompt":"x","n":1.0e0,"seed":123456789012345678901, "prompt":"y"}`),
+    bytes(
+      String.raw`{"a\"b" : "\\" , "prompt":"x","n":1.0e0,"seed":123456789012345678901, "prompt":"y"}`,
+    ),
     bytes(
       String.raw` {"prompt" : [ "a long prompt \ud83d\ude00", "é😀" ], "__proto__" : { "0" : [ -0, 1E-2 ] } , "prompt" : "\u0061" } `,
     ),
@@ -255,7 +286,8 @@ export const eventStream: FuzzTarget = {
     const pieces: Buffer[] = [];
     for (let at = 0; at < all.length; at += size) pieces.push(all.subarray(at, at + size));
     const [whole, cut] = [[all], pieces].map((chunks) => JSON.stringify(readStream(chunks)));
-    if (whole !== cut) throw new Error(`chunks of ${size} bytes are read as ${cut}, the whole as ${whole}`);
+    if (whole !== cut)
+      throw new Error(`chunks of ${size} bytes are read as ${cut}, the whole as ${whole}`);
   },
 };
 
@@ -268,10 +300,17 @@ function readStream(chunks: readonly Buffer[]) {
   first.end();
   const watches = ENDPOINTS.map((endpoint) => {
     const watch = new StreamWatch(endpoint, true);
-    const passed = Buffer.concat([...chunks.map((chunk) => watch.push(chunk)), watch.end()]).toString(
-      "latin1",
-    );
+    const passed = Buffer.concat([
+      ...chunks.map((chunk) => watch.push(chunk)),
+      watch.end(),
+    ]).toString("latin1");
     return { passed, problem: watch.problem, failed: watch.failed };
   });
-  return { events, problem: reader.problem, first: first.kind, error: streamedError(first.data), watches };
+  return {
+    events,
+    problem: reader.problem,
+    first: first.kind,
+    error: streamedError(first.data),
+    watches,
+  };
 }

@@ -1,4 +1,7 @@
-import { planFromDocument, planToDocument } from "../../../packages/kv-plan/src/data/plan-document.js";
+import {
+  planFromDocument,
+  planToDocument,
+} from "../../../packages/kv-plan/src/data/plan-document.js";
 import { buildEngineTransferPlan } from "../../../packages/plan/src/index.js";
 import { samplePair, sampleRank } from "../../../packages/plan/src/sample-pair.test-support.js";
 import { type FuzzTarget, json, parseJson } from "../target.js";

@@ -24,7 +24,9 @@ import { bytes, type FuzzTarget } from "../target.js";
 const SEPARATOR = Uint8Array.of(0xff, 0x00, 0xff, 0x01);
 
 function joinFrames(frames: readonly Uint8Array[]): Uint8Array {
-  return Buffer.concat(frames.flatMap((frame, index) => (index === 0 ? [frame] : [SEPARATOR, frame])));
+  return Buffer.concat(
+    frames.flatMap((frame, index) => (index === 0 ? [frame] : [SEPARATOR, frame])),
+  );
 }
 
 function framesOf(input: Uint8Array): Uint8Array[] {
@@ -82,7 +84,10 @@ const registration = {
   remote_pp_size: 1,
 };
 
-/** Calls readers one after another; the error of one does not hide the others. The first error is thrown. */
+/**
+ * Calls readers one after another; the error of one does not hide the others. The first error is
+ * thrown.
+ */
 function readAll(...readers: (() => void)[]): void {
   const errors = readers.flatMap((read) => {
     try {
@@ -93,7 +98,10 @@ function readAll(...readers: (() => void)[]): void {
     }
   });
   // Anything that is no KvError is the finding.
-  const [first] = [...errors.filter((error) => (error as { code?: unknown }).code === undefined), ...errors];
+  const [first] = [
+    ...errors.filter((error) => (error as { code?: unknown }).code === undefined),
+    ...errors,
+  ];
   if (first !== undefined) throw first;
 }
 
@@ -106,7 +114,14 @@ export const handshake: FuzzTarget = {
     encodeHandshakeRefusal("a reason"),
     metadata,
   ],
-  words: ["get_meta_msg", "compatibility_hash", "agent_metadata_bytes", "kv_extension", "sha256", "hmac"],
+  words: [
+    "get_meta_msg",
+    "compatibility_hash",
+    "agent_metadata_bytes",
+    "kv_extension",
+    "sha256",
+    "hmac",
+  ],
   read(input) {
     const frames = framesOf(input);
     readAll(
@@ -132,15 +147,33 @@ export const notifications: FuzzTarget = {
     encodeNotification({ kind: "push-registration", registration }),
     encodeNotification({
       kind: "push-registration",
-      registration: { ...registration, kv_peer: { incarnation: "i", generation: 1, num_tokens: 40 } },
+      registration: {
+        ...registration,
+        kv_peer: { incarnation: "i", generation: 1, num_tokens: 40 },
+      },
     }),
     encodeNotification({ kind: "extension", message: { type: "push_withdraw", ...registration } }),
     encodeNotification({
       kind: "extension",
-      message: { type: "push_ended", request_id: "a", incarnation: "i", generation: 3, code: "KV_INTERNAL" },
+      message: {
+        type: "push_ended",
+        request_id: "a",
+        incarnation: "i",
+        generation: 3,
+        code: "KV_INTERNAL",
+      },
     }),
   ],
-  words: ["HB:", "PUSH_REG:", "KV1:", "kv_peer", "local_block_ids", "request_id", "generation", "type"],
+  words: [
+    "HB:",
+    "PUSH_REG:",
+    "KV1:",
+    "kv_peer",
+    "local_block_ids",
+    "request_id",
+    "generation",
+    "type",
+  ],
   read(input) {
     const notification = decodeNotification(input);
     if (notification.kind === "push-registration") decodeRegistration(notification.registration);
@@ -186,6 +219,13 @@ export const kvEvents: FuzzTarget = {
       0,
     ]),
   ],
-  words: ["BlockStored", "BlockRemoved", "AllBlocksCleared", "block_hashes", "extra_keys", "token_ids"],
+  words: [
+    "BlockStored",
+    "BlockRemoved",
+    "AllBlocksCleared",
+    "block_hashes",
+    "extra_keys",
+    "token_ids",
+  ],
   read: (input) => void [...readKvEventBatch(input)],
 };

@@ -1,4 +1,8 @@
-import { curveClient, curveKeysOf, curveServer } from "../../../packages/side-channel/src/zmtp/curve.js";
+import {
+  curveClient,
+  curveKeysOf,
+  curveServer,
+} from "../../../packages/side-channel/src/zmtp/curve.js";
 import { curveKeyPair } from "../../../packages/side-channel/src/zmtp/curve-box.js";
 import type { ZmtpMechanism } from "../../../packages/side-channel/src/zmtp/mechanism.js";
 import { ZmtpSession } from "../../../packages/side-channel/src/zmtp/session.js";
@@ -22,7 +26,9 @@ function router(isCurve: boolean): ZmtpSession {
 
 function req(isCurve: boolean): ZmtpSession {
   const socketType = "REQ";
-  const mechanism: ZmtpMechanism | undefined = isCurve ? curveClient({ socketType, ...fixed }) : undefined;
+  const mechanism: ZmtpMechanism | undefined = isCurve
+    ? curveClient({ socketType, ...fixed })
+    : undefined;
   return new ZmtpSession({ socketType, peerTypes: ["ROUTER"], ...limits, mechanism });
 }
 
@@ -35,7 +41,10 @@ function answers(session: ZmtpSession, received: Uint8Array): Uint8Array {
   return Buffer.concat(sent);
 }
 
-/** All that one side receives in a handshake and a message, after a byte that selects the side and the mechanism. */
+/**
+ * All that one side receives in a handshake and a message, after a byte that selects the side and
+ * the mechanism.
+ */
 function seedsOf(isCurve: boolean): Uint8Array[] {
   const [server, client] = [router(isCurve), req(isCurve)];
   const toServer = [client.greeting];

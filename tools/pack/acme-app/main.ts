@@ -13,9 +13,15 @@ import {
   type SchedulerConnector,
   type WorkerConnector,
 } from "@kv/interface";
-import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import {
+  type MemoryNetwork,
+  memoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+} from "@kv/transport-memory";
 
-// An application that resolves its connector from the configuration: two engines without a model, and the KV of one prompt.
+// An application that resolves its connector from the configuration: two engines without a model,
+// and the KV of one prompt.
 
 const acme = "acme-kv-connector";
 const byName = process.argv[2] === "by-name";
@@ -55,7 +61,10 @@ interface Engine {
   readonly worker: WorkerConnector;
   readonly metrics: ReturnType<typeof memoryMetrics>;
   block(layer: number, blockId: number): Uint8Array;
-  /** One engine step: passes the scheduler's metadata to the worker, and the worker's output to the scheduler. */
+  /**
+   * One engine step: passes the scheduler's metadata to the worker, and the worker's output to the
+   * scheduler.
+   */
   step(): { received: readonly string[]; sent: readonly string[] };
   /** Resolves when the worker has new output. */
   progress(): Promise<void>;
@@ -69,9 +78,22 @@ async function startEngine(name: string, network: MemoryNetwork): Promise<Engine
   const config = { ...readTransferConfig(settings), sideChannelHost: name };
   const connector = await resolveConnector(config);
   const engine = { engineId: name, tpSize: 1, ppSize: 1, dpRank: 0, model };
-  const scheduler = await connector.createScheduler({ config, engine, cache, sideChannel, metrics });
+  const scheduler = await connector.createScheduler({
+    config,
+    engine,
+    cache,
+    sideChannel,
+    metrics,
+  });
   const worker = await connector.createWorker({
-    ...{ config, engine, tpRank: 0, ppRank: 0, transport, platform: cpuPlatform(), sideChannel, metrics },
+    config,
+    engine,
+    tpRank: 0,
+    ppRank: 0,
+    transport,
+    platform: cpuPlatform(),
+    sideChannel,
+    metrics,
   });
   const layers = ["layers.0", "layers.1"].map((layer) => ({
     layer,
@@ -159,7 +181,8 @@ const wanted: ConnectorRequest = {
 const { tokens } = decode.scheduler.matchedTokens(wanted, 0);
 decode.scheduler.afterAllocation(wanted, [decodeBlocks], tokens);
 while (!decode.step().received.includes("at-d")) await decode.progress();
-// The connector has work left for D's next step: it notifies P that nobody reads the blocks any more.
+// The connector has work left for D's next step: it notifies P that nobody reads the blocks any
+// more.
 while (decode.scheduler.hasPendingWork()) decode.step();
 while (!prefill.step().sent.includes("at-p")) await prefill.progress();
 

@@ -1,5 +1,10 @@
 import { delegateTo } from "@kv/connector/building-blocks";
-import { ambient, type ConnectorModule, type SchedulerConnector, type WorkerConnector } from "@kv/interface";
+import {
+  ambient,
+  type ConnectorModule,
+  type SchedulerConnector,
+  type WorkerConnector,
+} from "@kv/interface";
 import { createPullScheduler, createPullWorker } from "@kv/pull";
 
 // A third party's connector: pull under a name of its own, with a counter of received requests.

@@ -2,7 +2,8 @@ import { inBrowser, withBase } from "vitepress";
 import theme from "vitepress/theme";
 import "./style.css";
 
-// The theme of the site: VitePress' own, which draws Mermaid diagrams in the reader's browser, in light or in dark colours.
+// The theme of the site: VitePress' own, which draws Mermaid diagrams in the reader's browser, in
+// light or in dark colours.
 let mermaid;
 /** Mermaid's script, which only pages with a diagram load. */
 const loadMermaid = () =>
@@ -24,7 +25,9 @@ async function drawDiagrams() {
   initialize({
     startOnLoad: false,
     theme: isDark ? "dark" : "neutral",
-    ...{ flowchart: asDrawn, sequence: asDrawn, state: asDrawn },
+    flowchart: asDrawn,
+    sequence: asDrawn,
+    state: asDrawn,
   });
   for (const diagram of diagrams) {
     diagram.dataset.text ??= diagram.textContent;

@@ -1,6 +1,6 @@
 /**
- * True in CI and in `npm run test:long -- --only whole`: suites run in their long form. `npm test` runs a short form of those that repeat or
- * combine much.
+ * True in CI and in `npm run test:long -- --only whole`: suites run in their long form. `npm test`
+ * runs a short form of those that repeat or combine much.
  */
 export const isLongRun = process.env["KV_LONG"] === "1" || process.env["CI"] === "true";
 

@@ -1,6 +1,9 @@
 import type { Clock } from "@kv/interface";
 
-/** A clock that moves only when `advance` is called; timers fire in order of their time. For unit tests. */
+/**
+ * A clock that moves only when `advance` is called; timers fire in order of their time. For unit
+ * tests.
+ */
 export function manualClock(startMs = 0): Clock & { advance(ms: number): void; pending(): number } {
   let nowMs = startMs;
   let order = 0;
@@ -16,7 +19,8 @@ export function manualClock(startMs = 0): Clock & { advance(ms: number): void; p
       const endMs = nowMs + ms;
       for (;;) {
         let next: [number, { atMs: number; run: () => void }] | undefined;
-        for (const entry of timers) if (next === undefined || entry[1].atMs < next[1].atMs) next = entry;
+        for (const entry of timers)
+          if (next === undefined || entry[1].atMs < next[1].atMs) next = entry;
         if (next === undefined || next[1].atMs > endMs) break;
         timers.delete(next[0]);
         nowMs = next[1].atMs;

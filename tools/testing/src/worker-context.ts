@@ -43,7 +43,10 @@ export function testRank(change: Partial<RankGeometry> = {}, heads = 4): RankGeo
   };
 }
 
-/** An agent that prepares lists and knows remote agents, and moves nothing. Its remote agents are named after the first byte of their metadata. */
+/**
+ * An agent that prepares lists and knows remote agents, and moves nothing. Its remote agents are
+ * named after the first byte of their metadata.
+ */
 export function listAgent(change: Partial<Agent> = {}): Agent {
   return {
     addRemote: async (metadata: Uint8Array) => `agent ${metadata[0]}`,
@@ -85,9 +88,17 @@ export const testRanks =
       agentMetadata: new Uint8Array([tpRank]),
     }));
 
-/** The context of engine `p`'s worker, whose handshakes find the given ranks. It has no side channel and no caches. */
+/**
+ * The context of engine `p`'s worker, whose handshakes find the given ranks. It has no side channel
+ * and no caches.
+ */
 export function testContext(options: TestContextOptions): WorkerContext {
-  const { agent, local, model = { numKvHeads: 4, groups: ["full"] }, clock = manualClock() } = options;
+  const {
+    agent,
+    local,
+    model = { numKvHeads: 4, groups: ["full"] },
+    clock = manualClock(),
+  } = options;
   const config = readTransferConfig({
     kv_connector: "NixlConnector",
     kv_role: "kv_both",
@@ -96,9 +107,19 @@ export function testContext(options: TestContextOptions): WorkerContext {
   });
   const settings = connectorSettings(config);
   return {
-    ...{ agent, local, model, clock, settings, log: silentLog, metrics: new TransferMetrics(noMetrics) },
+    agent,
+    local,
+    model,
+    clock,
+    settings,
+    log: silentLog,
+    metrics: new TransferMetrics(noMetrics),
     caches: { config: { prefixCaching: options.prefixCaching } },
-    options: { config, engine: engineIdentity("p", { tpSize: local.tpSize }), tpRank: local.tpRank },
+    options: {
+      config,
+      engine: engineIdentity("p", { tpSize: local.tpSize }),
+      tpRank: local.tpRank,
+    },
     handshake: {
       ask: async (address: EngineAddress, tpRanks: readonly number[]) => ({
         ranks: await options.remote(tpRanks, address),

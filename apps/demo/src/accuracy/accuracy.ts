@@ -52,7 +52,10 @@ const PAIRS: Readonly<Record<string, Variant>> = {
 /** The first token is the answer; the second shows that the engine continues from it. */
 const MAX_TOKENS = 2;
 
-/** Asks a fixed set of questions through prefill and decode instances, and compares every answer with that of one engine. */
+/**
+ * Asks a fixed set of questions through prefill and decode instances, and compares every answer
+ * with that of one engine.
+ */
 export async function measureAccuracy(options: AccuracyOptions): Promise<AccuracyReport> {
   const { say } = options;
   const transport = await chooseTransport(options.transport, say);
@@ -60,7 +63,11 @@ export async function measureAccuracy(options: AccuracyOptions): Promise<Accurac
   const questions = questionSet(options.questions);
   say(`asking one engine ${questions.length} questions`);
   const expected = await answersOfOneEngine(questions, model);
-  const measure = async (name: string, variant: Variant, zeroBlock?: number): Promise<PairScore> => {
+  const measure = async (
+    name: string,
+    variant: Variant,
+    zeroBlock?: number,
+  ): Promise<PairScore> => {
     const answers = await answersOfPair(
       questions,
       { ...variant, transport, model },
@@ -80,7 +87,9 @@ export async function measureAccuracy(options: AccuracyOptions): Promise<Accurac
   return {
     ok: areEqual && control.score < reference,
     questions: questions.length,
-    ...{ reference, pairs, control },
+    reference,
+    pairs,
+    control,
   };
 }
 
@@ -88,7 +97,10 @@ function scoreOf(questions: readonly Question[], answers: readonly (readonly num
   return questions.filter(({ answer }, i) => answers[i]?.[0] === answer).length / questions.length;
 }
 
-async function answersOfOneEngine(questions: readonly Question[], directory: string): Promise<number[][]> {
+async function answersOfOneEngine(
+  questions: readonly Question[],
+  directory: string,
+): Promise<number[][]> {
   const model = await loadModel({ directory });
   try {
     const prompts = questions.map(({ promptTokens }) => promptTokens);
@@ -101,7 +113,11 @@ async function answersOfOneEngine(questions: readonly Question[], directory: str
 async function answersOfPair(
   questions: readonly Question[],
   variant: Variant & Pick<ClusterOptions, "transport">,
-  { log, logLevel, zeroBlock }: Pick<AccuracyOptions, "log" | "logLevel"> & { zeroBlock: number | undefined },
+  {
+    log,
+    logLevel,
+    zeroBlock,
+  }: Pick<AccuracyOptions, "log" | "logLevel"> & { zeroBlock: number | undefined },
 ): Promise<(readonly number[])[]> {
   const usual = { connector: "NixlConnector", prefills: 1, decodes: 1, prefillTp: 1, decodeTp: 1 };
   const cluster = await startCluster(
@@ -112,7 +128,13 @@ async function answersOfPair(
     const { url } = cluster.proxy;
     return await Promise.all(
       questions.map(async ({ promptTokens }, i) => {
-        const request = { url, requestId: `question-${i}`, promptTokens, maxTokens: MAX_TOKENS, zeroBlock };
+        const request = {
+          url,
+          requestId: `question-${i}`,
+          promptTokens,
+          maxTokens: MAX_TOKENS,
+          zeroBlock,
+        };
         return (await complete(request)).tokens;
       }),
     );
@@ -123,7 +145,11 @@ async function answersOfPair(
 
 /** The output of `--json`. */
 export function accuracyJson({ ok, questions, reference, pairs, control }: AccuracyReport): object {
-  const shown = ({ name, score, different }: PairScore) => ({ name, score, different_answers: different });
+  const shown = ({ name, score, different }: PairScore) => ({
+    name,
+    score,
+    different_answers: different,
+  });
   return {
     ok,
     questions,
@@ -134,7 +160,13 @@ export function accuracyJson({ ok, questions, reference, pairs, control }: Accur
 }
 
 /** The output as a table. */
-export function accuracyTable({ ok, questions, reference, pairs, control }: AccuracyReport): string {
+export function accuracyTable({
+  ok,
+  questions,
+  reference,
+  pairs,
+  control,
+}: AccuracyReport): string {
   const rows = [{ name: "one engine", score: reference, different: 0 }, ...pairs, control];
   const width = Math.max(...rows.map(({ name }) => name.length));
   const lines = rows.map(

@@ -52,15 +52,20 @@ const CONFIG = {
 };
 
 /**
- * Writes a model that answers questions about facts in its prompt, with weights that are set by hand: the head of a subject attends from the
- * question to the fact, and copies its value. So the answer depends on the KV of one token, anywhere in the prompt. Returns its directory.
+ * Writes a model that answers questions about facts in its prompt, with weights that are set by
+ * hand: the head of a subject attends from the question to the fact, and copies its value. So the
+ * answer depends on the KV of one token, anywhere in the prompt. Returns its directory.
  */
 export function recallModel(): Promise<string> {
   return cachedDirectory(defaultCacheDirectory(), `recall-${VERSION}`, async (directory) => {
     const config = readDecoderConfig(CONFIG, { where: "recall" });
     await buildOnnx({ config, weights: recallWeights(), directory });
     await writeFile(join(directory, "config.json"), JSON.stringify(CONFIG, null, 2));
-    const tokenizer = { tokenizer_class: "NumberedWordTokenizer", unk_token: "t0", eos_token: "t2" };
+    const tokenizer = {
+      tokenizer_class: "NumberedWordTokenizer",
+      unk_token: "t0",
+      eos_token: "t2",
+    };
     await writeFile(join(directory, "tokenizer_config.json"), JSON.stringify(tokenizer));
   });
 }
@@ -81,8 +86,8 @@ function ones(
 const upTo = (count: number): number[] => Array.from({ length: count }, (_, i) => i);
 
 /**
- * The row of a subject in queries and keys: each head has a quarter of the subjects. Dimension 0 of a head and its partner in the rotary embedding
- * turn with every position, so they are left out.
+ * The row of a subject in queries and keys: each head has a quarter of the subjects. Dimension 0 of
+ * a head and its partner in the rotary embedding turn with every position, so they are left out.
  */
 const rowOf = (subject: number): number =>
   Math.floor(subject / (SUBJECTS / HEADS)) * HEAD_DIM + 1 + (subject % (SUBJECTS / HEADS));
@@ -143,11 +148,15 @@ function recallWeights(): WeightSource {
   ]);
   for (const index of upTo(LAYERS)) {
     const prefix = `model.layers.${index}`;
-    for (const [name, matrix] of Object.entries(layer)) weights.set(`${prefix}.${name}.weight`, matrix);
+    for (const [name, matrix] of Object.entries(layer))
+      weights.set(`${prefix}.${name}.weight`, matrix);
     for (const name of ["input_layernorm", "post_attention_layernorm"])
       weights.set(`${prefix}.${name}.weight`, norm);
   }
-  return weightsOf(weights, (name) => new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`));
+  return weightsOf(
+    weights,
+    (name) => new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`),
+  );
 }
 
 /** A prompt that states facts and ends with a question about one of them. */
@@ -175,7 +184,8 @@ export function questionSet(count: number): Question[] {
       subject: (first + i) % SUBJECTS,
       value: random(VALUES),
     }));
-    for (const { position, subject, value } of facts) promptTokens[position] = factToken(subject, value);
+    for (const { position, subject, value } of facts)
+      promptTokens[position] = factToken(subject, value);
     const { subject, value } = facts[random(FACTS)] as (typeof facts)[number];
     promptTokens[length - 1] = questionToken(subject);
     const isWrong = index % WRONG_EVERY === WRONG_EVERY - 1;

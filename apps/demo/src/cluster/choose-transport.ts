@@ -4,8 +4,9 @@ import { findLibrary, type NixlTransport, nixlTransport } from "@kv/nixl";
 export type TransportName = "nixl" | "memory";
 
 /**
- * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that names the command to install NIXL. Errors: those of NIXL
- * when `requested` is "nixl"; `KV_BACKEND_UNAVAILABLE` for a variable that names no backend, in any case.
+ * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that
+ * names the command to install NIXL. Errors: those of NIXL when `requested` is "nixl";
+ * `KV_BACKEND_UNAVAILABLE` for a variable that names no backend, in any case.
  */
 export async function chooseTransport(
   requested: TransportName | undefined,
@@ -28,7 +29,10 @@ export async function chooseTransport(
   }
 }
 
-/** Checks that the addon loads and the library exists; the instances open it. Errors: those of `@kv/nixl`. */
+/**
+ * Checks that the addon loads and the library exists; the instances open it. Errors: those of
+ * `@kv/nixl`.
+ */
 async function probeNixl(transport: NixlTransport): Promise<void> {
   try {
     transport.allocate(4096).close();

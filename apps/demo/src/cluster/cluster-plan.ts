@@ -47,9 +47,15 @@ export interface ClusterOptions {
   readonly pushLayerwise?: boolean | undefined;
   /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
-  /** The front has P read ended turns back from D. Both need `bidirectional_kv_xfer` in `extraConfig`. Default: false. */
+  /**
+   * The front has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
+   * `extraConfig`. Default: false.
+   */
   readonly readback?: boolean | undefined;
-  /** What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each decode instance. */
+  /**
+   * What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each
+   * decode instance.
+   */
   readonly front?: "proxy" | "envoy" | undefined;
   /** Port of the proxy's admin routes and page. Default: none. */
   readonly adminPort?: number | undefined;
@@ -76,7 +82,11 @@ export function planInstances(options: ClusterOptions): {
   };
 }
 
-function planInstance(role: "prefill" | "decode", index: number, options: ClusterOptions): PlannedInstance {
+function planInstance(
+  role: "prefill" | "decode",
+  index: number,
+  options: ClusterOptions,
+): PlannedInstance {
   const name = `${role}-${index}`;
   const blockSize = role === "prefill" ? options.prefillBlockSize : options.decodeBlockSize;
   const platform = platformOf(role, options);
@@ -110,7 +120,10 @@ const platformOf = (role: "prefill" | "decode", options: ClusterOptions): Platfo
   (role === "prefill" ? options.prefillPlatform : options.decodePlatform) ?? "cpu";
 
 /** vLLM's `kv_transfer_config`; an option that was not given has no key. */
-function planTransferConfig(role: "prefill" | "decode", options: ClusterOptions): Record<string, unknown> {
+function planTransferConfig(
+  role: "prefill" | "decode",
+  options: ClusterOptions,
+): Record<string, unknown> {
   const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
   return withoutUndefined({
     kv_connector: options.connector,
@@ -138,9 +151,14 @@ interface ProxiedInstance {
   readonly sideChannel?: SideChannelAddress | null | undefined;
 }
 
-/** With the address of its side channel, the proxy verifies that an instance fits before the first request. */
+/**
+ * With the address of its side channel, the proxy verifies that an instance fits before the first
+ * request.
+ */
 function instanceSpec({ url, sideChannel }: ProxiedInstance) {
-  return sideChannel == null ? url : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
+  return sideChannel == null
+    ? url
+    : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
 type Legs = Pick<ClusterOptions, "connector" | "pushLegs" | "readback">;
@@ -176,13 +194,21 @@ export function planSidecar(
   decode: ProxiedInstance,
   legs: Legs,
 ): ProxySettingsInput {
-  // A sidecar knows one side-channel port for all prefill instances. Here each has another one, which the sidecar learns from its first answer.
+  // A sidecar knows one side-channel port for all prefill instances. Here each has another one,
+  // which the sidecar learns from its first answer.
   const [port, ...others] = prefills.flatMap(({ sideChannel }) => sideChannel?.port ?? []);
   const kv = port === undefined || others.length > 0 ? {} : { kv: { port } };
-  return { decoders: [instanceSpec(decode)], sidecar: { allow: ["127.0.0.1"], ...kv }, ...planLegs(legs) };
+  return {
+    decoders: [instanceSpec(decode)],
+    sidecar: { allow: ["127.0.0.1"], ...kv },
+    ...planLegs(legs),
+  };
 }
 
-/** Plans the settings of the picker, which chooses a prefill instance and a sidecar; `decodes` are the instances beside which the `sidecars` are. */
+/**
+ * Plans the settings of the picker, which chooses a prefill instance and a sidecar; `decodes` are
+ * the instances beside which the `sidecars` are.
+ */
 export function planPicker(
   prefills: readonly ProxiedInstance[],
   decodes: readonly ProxiedInstance[],

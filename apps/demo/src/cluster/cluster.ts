@@ -80,8 +80,15 @@ async function crossesProcesses(
   return transport.capabilities.crossProcess;
 }
 
-/** A transport that reaches no other process: all instances run in this one, with the same HTTP and handshakes. */
-async function startInThisProcess(options: ClusterOptions, start: StartOptions, closers: CloseStack) {
+/**
+ * A transport that reaches no other process: all instances run in this one, with the same HTTP and
+ * handshakes.
+ */
+async function startInThisProcess(
+  options: ClusterOptions,
+  start: StartOptions,
+  closers: CloseStack,
+) {
   const { log, trace } = start;
   const { transportModule } = options;
   const network = memoryNetwork();
@@ -99,7 +106,10 @@ async function startInThisProcess(options: ClusterOptions, start: StartOptions, 
             transport: memoryTransport({ network, host: name, memoryTypes: ["DRAM", "VRAM"] }),
             sideChannel: memorySideChannel({ network, host: name }),
           }
-        : { transport: await openTransport(transportModule, { log }), sideChannel: zmqSideChannel({ log }) }),
+        : {
+            transport: await openTransport(transportModule, { log }),
+            sideChannel: zmqSideChannel({ log }),
+          }),
     });
     closers.add(name, () => instance.drain());
     const { url, backend, sideChannel } = instance;
@@ -119,7 +129,11 @@ async function startInThisProcess(options: ClusterOptions, start: StartOptions, 
     async picker(name, settings) {
       const server = createPicker({ ...ambientOf(settings), tracer: tracerOf("kv-epp", name) });
       closers.add(name, () => server.close());
-      return { name, url: `https://127.0.0.1:${(await server.listen({ port: 0 })).port}`, backend: null };
+      return {
+        name,
+        url: `https://127.0.0.1:${(await server.listen({ port: 0 })).port}`,
+        backend: null,
+      };
     },
   });
   return { proxy, prefills, decodes };
@@ -128,12 +142,15 @@ async function startInThisProcess(options: ClusterOptions, start: StartOptions, 
 type InstanceLists = Pick<ProxySettingsInput, "mode" | "prefillers" | "decoders">;
 
 /**
- * Settings of a front end of instances on the memory network. Their side channels are in this process, and a front end reads side channels over TCP: it
- * checks no pairs, and only push needs the addresses of P. That these instances fit is known, so the warning of it is not for the reader.
+ * Settings of a front end of instances on the memory network. Their side channels are in this
+ * process, and a front end reads side channels over TCP: it checks no pairs, and only push needs
+ * the addresses of P. That these instances fit is known, so the warning of it is not for the
+ * reader.
  */
 function withoutPairing<S extends InstanceLists>(settings: S, log: Log) {
   const { prefillers = [], decoders = [], mode } = settings;
-  const urls = (specs: typeof decoders) => specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
+  const urls = (specs: typeof decoders) =>
+    specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
   return {
     ...settings,
     prefillers: mode === "push" ? prefillers : urls(prefillers),
@@ -197,7 +214,10 @@ export interface FrontServers {
   picker(name: string, settings: PickerSettingsInput): Promise<ClusterMember>;
 }
 
-/** Starts what clients send requests to, and returns it: a proxy; or Envoy, in front of a picker and a sidecar beside each decode instance. */
+/**
+ * Starts what clients send requests to, and returns it: a proxy; or Envoy, in front of a picker and
+ * a sidecar beside each decode instance.
+ */
 async function startFront(
   options: ClusterOptions,
   { prefills, decodes }: { readonly prefills: ClusterMember[]; readonly decodes: ClusterMember[] },

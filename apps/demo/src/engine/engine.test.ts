@@ -3,7 +3,10 @@ import { KvError } from "@kv/interface";
 import { describe, expect, it, vi } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
 import { heapTransport } from "../../test/support/heap-memory.js";
-import { type ScriptedConnector, scriptedConnector } from "../../test/support/scripted-connector.js";
+import {
+  type ScriptedConnector,
+  scriptedConnector,
+} from "../../test/support/scripted-connector.js";
 import { BlockPool } from "./cache/block-pool.js";
 import { KvPool } from "./cache/kv-pool.js";
 import { Engine, type EngineOptions } from "./engine.js";
@@ -17,10 +20,23 @@ function setUp(
     "hooks" | "clock" | "metrics" | "maxConcurrentBatches" | "maxNumBatchedTokens" | "reportLayers"
   > = {},
 ) {
-  const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
+  const {
+    connector,
+    numBlocks = 64,
+    tp = connector?.workers.length ?? 1,
+    eos = [],
+    hooks,
+    clock,
+  } = given;
   const { maxConcurrentBatches, maxNumBatchedTokens, reportLayers } = given;
   const model = arithmeticModel({ eosTokenIds: eos });
-  const pool = new KvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
+  const pool = new KvPool({
+    transport: heapTransport(),
+    geometry: model.config,
+    numBlocks,
+    blockSize,
+    tp,
+  });
   const blocks = new BlockPool({ numBlocks });
   const engine = new Engine({
     model,
@@ -38,7 +54,8 @@ function setUp(
 }
 type Setup = ReturnType<typeof setUp>;
 
-const prompt = (length: number, seed = 1) => Array.from({ length }, (_, i) => (i * i * 7 + seed * 31) % 990);
+const prompt = (length: number, seed = 1) =>
+  Array.from({ length }, (_, i) => (i * i * 7 + seed * 31) % 990);
 const ids = (result: EngineResult) => result.tokens.map(({ token }) => token);
 const failure = (promise: Promise<unknown>) =>
   promise.then(
@@ -46,7 +63,9 @@ const failure = (promise: Promise<unknown>) =>
     (error: unknown) => (KvError.is(error) ? error.code : String(error)),
   );
 
-/** Writes the KV of the prompt into the blocks that were given to the connector, as a peer would. */
+/**
+ * Writes the KV of the prompt into the blocks that were given to the connector, as a peer would.
+ */
 async function deliver(
   { model, pool }: Setup,
   connector: ScriptedConnector,
@@ -93,7 +112,10 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
     const connector = scriptedConnector();
     const metrics = memoryMetrics();
     const set = setUp({
-      connector: { ...connector, scheduler: { ...connector.scheduler, cacheHitSource: () => "p2p" } },
+      connector: {
+        ...connector,
+        scheduler: { ...connector.scheduler, cacheHitSource: () => "p2p" },
+      },
       metrics,
     });
     const { engine } = set;
@@ -106,7 +128,9 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
     connector.received("b");
     await done;
     const counted = (name: string, source: string) =>
-      new RegExp(`^vllm:${name}(?:_total)?\\{source="${source}"\\} (\\d+)$`, "m").exec(metrics.render())?.[1];
+      new RegExp(`^vllm:${name}(?:_total)?\\{source="${source}"\\} (\\d+)$`, "m").exec(
+        metrics.render(),
+      )?.[1];
     expect(
       ["device", "host", "p2p", "disk", "external_unspecified"].map((source) =>
         counted("prompt_tokens_cached_by_source", source),
@@ -127,10 +151,14 @@ describe("P's first token", () => {
     async (maxTokens) => {
       const alone = setUp();
       const promptTokens = prompt(10);
-      const expected = ids(await alone.engine.submit({ requestId: "a", promptTokens, maxTokens }).done);
+      const expected = ids(
+        await alone.engine.submit({ requestId: "a", promptTokens, maxTokens }).done,
+      );
       const connector = scriptedConnector();
       const firstToken = () => expected[0];
-      const set = setUp({ connector: { ...connector, scheduler: { ...connector.scheduler, firstToken } } });
+      const set = setUp({
+        connector: { ...connector, scheduler: { ...connector.scheduler, firstToken } },
+      });
       const told: number[] = [];
       const kvTransferParams = { remote_tokens: 10 };
       const onToken = ({ token }: EngineToken) => void told.push(token);
@@ -154,9 +182,15 @@ describe("a connector with pending work", () => {
     const connector = scriptedConnector();
     const delays: number[] = [];
     const { engine } = setUp({
-      connector: { ...connector, scheduler: { ...connector.scheduler, hasPendingWork: () => true } },
+      connector: {
+        ...connector,
+        scheduler: { ...connector.scheduler, hasPendingWork: () => true },
+      },
       // The timers of this clock never fire.
-      clock: { now: () => 0, setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }) },
+      clock: {
+        now: () => 0,
+        setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }),
+      },
     });
     await engine.submit({ requestId: "r", promptTokens: prompt(5), maxTokens: 1 }).done;
     await expect.poll(() => delays).toEqual([1]);
@@ -170,7 +204,9 @@ describe("an engine on its own", () => {
     const { engine, model, blocks } = setUp({ tp });
     const results = await Promise.all(
       [3, 4, 9, 17, 30].map((length) =>
-        engine.submit({ requestId: `r${length}`, promptTokens: prompt(length), maxTokens: 6 }).done.then(ids),
+        engine
+          .submit({ requestId: `r${length}`, promptTokens: prompt(length), maxTokens: 6 })
+          .done.then(ids),
       ),
     );
     expect(results).toEqual([3, 4, 9, 17, 30].map((length) => model.generate(prompt(length), 6)));
@@ -197,13 +233,18 @@ describe("an engine on its own", () => {
     const { engine, model } = setUp();
     for (const requestId of ["a", "b"])
       await engine.submit({ requestId, promptTokens: prompt(8), maxTokens: 1 }).done;
-    expect(model.calls.at(-1)).toMatchObject({ sequenceId: "b", position: 4, tokens: prompt(8).slice(4) });
+    expect(model.calls.at(-1)).toMatchObject({
+      sequenceId: "b",
+      position: 4,
+      tokens: prompt(8).slice(4),
+    });
     await engine.close();
   });
 
   it("finds prompt and output of a turn as the prefix of the next", async () => {
     const { engine, model } = setUp();
-    const first = await engine.submit({ requestId: "a", promptTokens: prompt(6), maxTokens: 7 }).done;
+    const first = await engine.submit({ requestId: "a", promptTokens: prompt(6), maxTokens: 7 })
+      .done;
     const next = [...prompt(6), ...ids(first), 3];
     const second = await engine.submit({ requestId: "b", promptTokens: next, maxTokens: 2 }).done;
     expect(second.cachedTokens).toBe(12);
@@ -342,29 +383,34 @@ describe("an engine on its own", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it.each([1, 2, 3])("computes at most %i batches at the same time", async (maxConcurrentBatches) => {
-    const { engine, model, blocks } = setUp({ maxConcurrentBatches });
-    const waiting = new Map<string, () => void>();
-    model.before = ({ sequenceId, position }) =>
-      position > 0
-        ? Promise.resolve()
-        : new Promise<void>((resolve) => void waiting.set(sequenceId, resolve));
-    const names = ["a", "b", "c", "d"];
-    // Each of these prompts is a batch of its own.
-    const results = names.map((requestId, i) => {
-      const request = { requestId, promptTokens: prompt(9, i), maxTokens: 3 };
-      return engine.submit(request).done.then(ids);
-    });
-    for (const [begun, name] of names.entries()) {
-      await expect.poll(() => waiting.has(name)).toBe(true);
-      await settled();
-      expect(waiting.size).toBe(Math.min(begun + maxConcurrentBatches, names.length));
-      waiting.get(name)?.();
-    }
-    expect(await Promise.all(results)).toEqual(names.map((_, i) => model.generate(prompt(9, i), 3)));
-    await engine.close();
-    expect(blocks.held).toBe(0);
-  });
+  it.each([1, 2, 3])(
+    "computes at most %i batches at the same time",
+    async (maxConcurrentBatches) => {
+      const { engine, model, blocks } = setUp({ maxConcurrentBatches });
+      const waiting = new Map<string, () => void>();
+      model.before = ({ sequenceId, position }) =>
+        position > 0
+          ? Promise.resolve()
+          : new Promise<void>((resolve) => void waiting.set(sequenceId, resolve));
+      const names = ["a", "b", "c", "d"];
+      // Each of these prompts is a batch of its own.
+      const results = names.map((requestId, i) => {
+        const request = { requestId, promptTokens: prompt(9, i), maxTokens: 3 };
+        return engine.submit(request).done.then(ids);
+      });
+      for (const [begun, name] of names.entries()) {
+        await expect.poll(() => waiting.has(name)).toBe(true);
+        await settled();
+        expect(waiting.size).toBe(Math.min(begun + maxConcurrentBatches, names.length));
+        waiting.get(name)?.();
+      }
+      expect(await Promise.all(results)).toEqual(
+        names.map((_, i) => model.generate(prompt(9, i), 3)),
+      );
+      await engine.close();
+      expect(blocks.held).toBe(0);
+    },
+  );
 
   it("keeps the blocks of an aborted request until its batch has ended, and goes on with other batches", async () => {
     const { engine, model, blocks } = setUp({ maxConcurrentBatches: 2 });
@@ -434,7 +480,12 @@ describe("an engine on its own", () => {
     const { engine } = setUp();
     const run = (requestId: string, seed: number) =>
       engine
-        .submit({ requestId, promptTokens: prompt(5), maxTokens: 8, sampling: { temperature: 2, seed } })
+        .submit({
+          requestId,
+          promptTokens: prompt(5),
+          maxTokens: 8,
+          sampling: { temperature: 2, seed },
+        })
         .done.then(ids);
     const [a, b, c] = [await run("a", 1), await run("b", 1), await run("c", 2)];
     expect(a).toEqual(b);
@@ -477,7 +528,12 @@ describe("a decode engine", () => {
     expect(ids(result)).toEqual(model.generate(prompt(10), 5));
     expect(result.remoteTokens).toBe(10);
     const own = model.calls.filter((call) => call.sequenceId === "d");
-    expect(own[0]).toEqual({ sequenceId: "d", tokens: prompt(10).slice(9), position: 9, pastTokens: 9 });
+    expect(own[0]).toEqual({
+      sequenceId: "d",
+      tokens: prompt(10).slice(9),
+      position: 9,
+      pastTokens: 9,
+    });
     await engine.close();
     expect(blocks.held).toBe(0);
   });
@@ -506,7 +562,8 @@ describe("a decode engine", () => {
     connector.received("d");
     expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
     // No other request gets the damaged blocks.
-    const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 }).done;
+    const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 })
+      .done;
     expect([next.cachedTokens, ids(next)]).toEqual([0, model.generate(prompt(10), 5)]);
     await engine.close();
   });
@@ -517,7 +574,12 @@ describe("a decode engine", () => {
       const setup = setUp({ connector });
       const { engine } = setup;
       const promptTokens = prompt(10);
-      const request = { requestId: "d", promptTokens, maxTokens: 5, kvTransferParams: { remote_tokens: 10 } };
+      const request = {
+        requestId: "d",
+        promptTokens,
+        maxTokens: 5,
+        kvTransferParams: { remote_tokens: 10 },
+      };
       const handle = engine.submit(request);
       await settled();
       await deliver(setup, connector, request);
@@ -626,7 +688,8 @@ describe("a decode engine", () => {
     await settled();
     connector.received("d");
     expect(await outcome).toBe("KV_ENGINE_FAILED");
-    const next = await engine.submit({ requestId: "e", promptTokens: prompt(4), maxTokens: 2 }).done;
+    const next = await engine.submit({ requestId: "e", promptTokens: prompt(4), maxTokens: 2 })
+      .done;
     expect(ids(next)).toEqual(model.generate(prompt(4), 2));
     await engine.close();
     expect(blocks.held).toBe(0);
@@ -703,7 +766,8 @@ describe("a prefill engine", () => {
     });
     const { engine, pool, blocks } = setup;
     // Leftovers of other requests in every block.
-    for (const { regions } of pool.caches) for (const { memory } of regions) memory.bytes.fill(0x41);
+    for (const { regions } of pool.caches)
+      for (const { memory } of regions) memory.bytes.fill(0x41);
     const request = {
       requestId: "p",
       promptTokens: prompt(10),
@@ -715,9 +779,9 @@ describe("a prefill engine", () => {
     const blockIds = connector.finished.get("p")?.blockIds ?? [];
     expect(blockIds).toHaveLength(3);
     expect(await pool.digests({ blockIds, from: 0, count: 10 })).toEqual(digests);
-    expect(new Float32Array(await pool.read({ blockIds, from: 10, count: 2 })).every((v) => v === 0)).toBe(
-      true,
-    );
+    expect(
+      new Float32Array(await pool.read({ blockIds, from: 10, count: 2 })).every((v) => v === 0),
+    ).toBe(true);
     connector.report(0, { finishedSending: ["p"] });
     await settled();
     expect([blocks.held, engine.outstanding().kept]).toEqual([3, 1]);
@@ -734,7 +798,8 @@ describe("a prefill engine", () => {
       const connector = scriptedConnector({ ranks });
       const reports: (readonly [readonly string[], unknown])[] = [];
       for (const worker of connector.workers) {
-        worker.layerComputed = ({ regions, computedTokens }) => void reports.push([regions, computedTokens]);
+        worker.layerComputed = ({ regions, computedTokens }) =>
+          void reports.push([regions, computedTokens]);
       }
       const { engine } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
       await engine.submit({ requestId: "p", promptTokens: prompt(17), maxTokens: 1 }).done;

@@ -30,18 +30,24 @@ export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
   readonly pool: KvPool;
   readonly blocks: BlockPool;
-  /** `workers` has one entry per rank of `pool`. Default: an engine on its own, which neither sends nor receives KV. */
+  /**
+   * `workers` has one entry per rank of `pool`. Default: an engine on its own, which neither sends
+   * nor receives KV.
+   */
   readonly connector?:
     | { readonly scheduler: SchedulerConnector; readonly workers: readonly WorkerConnector[] }
     | undefined;
   readonly hooks?: EngineHooks | undefined;
   /** Requests that hold blocks at the same time. Default: 64. */
   readonly maxNumSeqs?: number | undefined;
-  /** Batches that are computed at the same time, at most; each request is in one of them. Default: 1. */
+  /**
+   * Batches that are computed at the same time, at most; each request is in one of them. Default:
+   * 1.
+   */
   readonly maxConcurrentBatches?: number | undefined;
   /**
-   * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside the output of other requests (vLLM:
-   * `max_num_batched_tokens`). Default: no limit.
+   * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside
+   * the output of other requests (vLLM: `max_num_batched_tokens`). Default: no limit.
    */
   readonly maxNumBatchedTokens?: number | undefined;
   /** Report each computed layer of a prompt to the workers. Default: false. */
@@ -53,12 +59,15 @@ export interface EngineOptions extends AmbientOptions {
 }
 
 const PENDING_WORK_PAUSE_MS = 1;
-/** Notifications about refused requests wait for a handshake with an address that the request names. */
+/**
+ * Notifications about refused requests wait for a handshake with an address that the request names.
+ */
 const MAX_PENDING_RELEASES = 1024;
 
 /**
- * A small paged engine with continuous batching. Its loop sleeps while there is nothing to do; a new request, an abort or the progress of a
- * worker connector wakes it. Each turn is one engine step in the order that `connector.ts` of `@kv/interface` defines.
+ * A small paged engine with continuous batching. Its loop sleeps while there is nothing to do; a
+ * new request, an abort or the progress of a worker connector wakes it. Each turn is one engine
+ * step in the order that `connector.ts` of `@kv/interface` defines.
  */
 export class Engine {
   readonly sleepMode: SleepMode;
@@ -82,7 +91,15 @@ export class Engine {
   #steppedForWork = false;
 
   constructor(options: EngineOptions) {
-    const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64, reportLayers = false } = options;
+    const {
+      model,
+      pool,
+      blocks,
+      connector,
+      hooks = {},
+      maxNumSeqs = 64,
+      reportLayers = false,
+    } = options;
     this.#options = options;
     this.#ambient = ambient(options);
     this.#connector = connector?.scheduler;
@@ -101,8 +118,12 @@ export class Engine {
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });
     this.sleepMode = new SleepMode({
-      ...{ connector: this.#connector, workers: this.#workers, aggregator: this.#aggregator },
-      ...{ scheduler: this.#scheduler, pool, blocks },
+      connector: this.#connector,
+      workers: this.#workers,
+      aggregator: this.#aggregator,
+      scheduler: this.#scheduler,
+      pool,
+      blocks,
       wakeLoop: () => this.#wakeup.wake(),
     });
     for (const worker of this.#workers) worker.onProgress(() => this.#wakeup.wake());
@@ -110,8 +131,8 @@ export class Engine {
   }
 
   /**
-   * Queues a request. Errors, thrown: those of `checkRequest`; `KV_REQUEST_INVALID` for an id that is in use; `KV_ENGINE_FAILED` after
-   * `close`.
+   * Queues a request. Errors, thrown: those of `checkRequest`; `KV_REQUEST_INVALID` for an id that
+   * is in use; `KV_ENGINE_FAILED` after `close`.
    */
   submit(given: EngineRequest): EngineHandle {
     const { model, pool, blocks, prefixCaching = true } = this.#options;
@@ -142,9 +163,11 @@ export class Engine {
   }
 
   /**
-   * Notifies the prefill instance that `kvTransferParams` name, in the background, that this engine does not serve the request, so that its
-   * blocks are freed at once. vLLM does the same for a request that it refuses. No effect for parameters without remote KV. When too many
-   * notifications are pending, or the parameters cannot be read, the blocks are held until their lease ends.
+   * Notifies the prefill instance that `kvTransferParams` name, in the background, that this engine
+   * does not serve the request, so that its blocks are freed at once. vLLM does the same for a
+   * request that it refuses. No effect for parameters without remote KV. When too many
+   * notifications are pending, or the parameters cannot be read, the blocks are held until their
+   * lease ends.
    */
   releaseRemote(requestId: string, kvTransferParams: KvTransferParams): void {
     const { log } = this.#ambient;
@@ -163,11 +186,18 @@ export class Engine {
     this.#wakeup.wake();
   }
 
-  /** The request as this engine computes it: a prefill for a decode engine may have to leave the last tokens of its prompt to that one. */
+  /**
+   * The request as this engine computes it: a prefill for a decode engine may have to leave the
+   * last tokens of its prompt to that one.
+   */
   #shortened(request: EngineRequest): EngineRequest {
     const { requestId, promptTokens, kvTransferParams } = request;
     const numPromptTokens = promptTokens.length;
-    const numTokens = this.#connector?.tokensToPrefill?.({ requestId, numPromptTokens, kvTransferParams });
+    const numTokens = this.#connector?.tokensToPrefill?.({
+      requestId,
+      numPromptTokens,
+      kvTransferParams,
+    });
     if (numTokens === undefined || numTokens >= numPromptTokens) return request;
     return { ...request, promptTokens: promptTokens.slice(0, numTokens), maxTokens: 1 };
   }
@@ -175,7 +205,10 @@ export class Engine {
   #abort(record: RequestRecord, reason: string): void {
     const { requestId } = record.request;
     if (!this.#scheduler.isAlive(requestId)) return;
-    record.end("aborted", new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted: ${reason}`));
+    record.end(
+      "aborted",
+      new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted: ${reason}`),
+    );
     this.#wakeup.wake();
   }
 
@@ -194,7 +227,10 @@ export class Engine {
       await this.#step();
     } catch (error) {
       const failure = KvError.from(error, "KV_ENGINE_FAILED", "an engine step failed");
-      this.#ambient.log.error("engine-step-failed", { code: failure.code, message: failure.message });
+      this.#ambient.log.error("engine-step-failed", {
+        code: failure.code,
+        message: failure.message,
+      });
       for (const record of this.#scheduler.requests) record.end("error", failure);
       await this.#finishEnded();
     }
@@ -214,13 +250,15 @@ export class Engine {
       this.#aggregator.add({ tpRank }, worker.collectFinished()),
     );
     await this.#finishEnded();
-    for (const output of outputs) if (await scheduler.applyWorkerOutput(output)) this.#wakeup.wake();
+    for (const output of outputs)
+      if (await scheduler.applyWorkerOutput(output)) this.#wakeup.wake();
     this.#scheduleNextStep();
   }
 
   /**
-   * Starts a batch with the requests that are in no other one. Returns when there is room for a further batch: with one batch at a time, when
-   * this one is computed and saved. Throws why a batch failed.
+   * Starts a batch with the requests that are in no other one. Returns when there is room for a
+   * further batch: with one batch at a time, when this one is computed and saved. Throws why a
+   * batch failed.
    */
   async #compute(metadata: StepMetadata | undefined): Promise<void> {
     const { maxConcurrentBatches = 1, maxNumBatchedTokens } = this.#options;
@@ -288,10 +326,15 @@ export class Engine {
     const reason = record.stopReason(this.#options.model.config.eosTokenIds);
     if (reason !== undefined) record.end(reason);
     else if (output.length === 1 && record.span !== undefined)
-      record.generateSpan = tracer?.start("kv_engine.generate", { parent: record.span.traceparent });
+      record.generateSpan = tracer?.start("kv_engine.generate", {
+        parent: record.span.traceparent,
+      });
   }
 
-  /** Waits until blocks that a peer may read are staged. A request whose blocks could not be staged ends with an error. */
+  /**
+   * Waits until blocks that a peer may read are staged. A request whose blocks could not be staged
+   * ends with an error.
+   */
   async #waitForSave(metadata: StepMetadata): Promise<void> {
     const running = this.#scheduler.inState("running");
     const computed = Object.fromEntries(
@@ -303,7 +346,9 @@ export class Engine {
     for (const outcome of outcomes) {
       if (outcome.status === "fulfilled") continue;
       const error: unknown = outcome.reason;
-      const requestIds = KvError.is(error, "KV_STAGING_FAILED") ? error.details["requestIds"] : undefined;
+      const requestIds = KvError.is(error, "KV_STAGING_FAILED")
+        ? error.details["requestIds"]
+        : undefined;
       if (!Array.isArray(requestIds)) throw error;
       for (const record of this.#scheduler.requests) {
         if (!requestIds.includes(record.request.requestId)) continue;
@@ -324,8 +369,9 @@ export class Engine {
   }
 
   /**
-   * Wakes the loop while requests run or the connector has pending work. The first step for pending work follows at once, because a peer may
-   * wait for it; the next ones follow after a pause, so that a connector with permanent work does not spin.
+   * Wakes the loop while requests run or the connector has pending work. The first step for pending
+   * work follows at once, because a peer may wait for it; the next ones follow after a pause, so
+   * that a connector with permanent work does not spin.
    */
   #scheduleNextStep(): void {
     // A request that is in a batch is continued by the batch's end.
@@ -361,7 +407,10 @@ export class Engine {
     };
   }
 
-  /** What the engine and its scheduler connector hold, by name; all zero when idle. The connector counts its own running requests. */
+  /**
+   * What the engine and its scheduler connector hold, by name; all zero when idle. The connector
+   * counts its own running requests.
+   */
   outstanding(): Readonly<Record<string, number>> {
     const scheduler = this.#scheduler;
     return {
@@ -373,7 +422,10 @@ export class Engine {
     };
   }
 
-  /** Aborts all requests, reports that to the connector, and ends the loop. Model, pool and connector belong to the caller. */
+  /**
+   * Aborts all requests, reports that to the connector, and ends the loop. Model, pool and
+   * connector belong to the caller.
+   */
   close(): Promise<void> {
     this.#closing ??= Promise.resolve().then(() => this.#shutDown());
     return this.#closing;
@@ -382,7 +434,10 @@ export class Engine {
   async #shutDown(): Promise<void> {
     for (const record of this.#scheduler.requests) {
       const message = `request ${record.request.requestId} was aborted: the engine is shutting down`;
-      record.end("aborted", new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }));
+      record.end(
+        "aborted",
+        new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }),
+      );
     }
     this.#wakeup.wake();
     await this.#loop;

@@ -21,9 +21,10 @@ export class ModelRunner {
   }
 
   /**
-   * Computes the next `numTokens` tokens of a running request that have no KV yet. Samples the next token when these were the last ones;
-   * undefined for a part of a prompt. The KV of earlier tokens is read from the pool unless the model holds it, so that KV from the prefix
-   * cache or from a peer is what is used.
+   * Computes the next `numTokens` tokens of a running request that have no KV yet. Samples the next
+   * token when these were the last ones; undefined for a part of a prompt. The KV of earlier tokens
+   * is read from the pool unless the model holds it, so that KV from the prefix cache or from a
+   * peer is what is used.
    */
   async advance(record: RequestRecord, numTokens: number): Promise<EngineToken | undefined> {
     const { model, pool, clock } = this.#options;
@@ -46,9 +47,17 @@ export class ModelRunner {
     record.modelHasPast = true;
     if (position < promptLength && end >= promptLength) {
       // Before the layers: a peer may be sent a block as soon as its layer is reported.
-      await pool.zeroTail(blockIds.slice(0, blocksFor(promptLength, pool.config.blockSize)), promptLength);
+      await pool.zeroTail(
+        blockIds.slice(0, blocksFor(promptLength, pool.config.blockSize)),
+        promptLength,
+      );
     }
-    await this.#storeKv(record, newKv, { startedMs, position, tokens: tokens.length, reportLayers });
+    await this.#storeKv(record, newKv, {
+      startedMs,
+      position,
+      tokens: tokens.length,
+      reportLayers,
+    });
     record.numComputedTokens = end;
     record.forwardMs += clock.now() - startedMs;
     if (end < sequence.length) return undefined;
@@ -72,7 +81,10 @@ export class ModelRunner {
     return { tokens: count, kv: await pool.read({ blockIds, from: 0, count }) };
   }
 
-  /** Writes the new KV at once, or layer by layer when layers are reported or the model takes time for each. */
+  /**
+   * Writes the new KV at once, or layer by layer when layers are reported or the model takes time
+   * for each.
+   */
   async #storeKv(
     record: RequestRecord,
     newKv: ForwardOutput["newKv"],
@@ -86,7 +98,8 @@ export class ModelRunner {
       await pool.write(span, newKv);
       return;
     }
-    const layerKv = typeof newKv === "function" ? newKv : (layer: number) => sliceLayer(newKv, layer, layers);
+    const layerKv =
+      typeof newKv === "function" ? newKv : (layer: number) => sliceLayer(newKv, layer, layers);
     for (let layer = 0; layer < layers; layer++) {
       const buffer = await pool.writeLayer(span, layer, layerKv(layer));
       model.layerStored?.(buffer);

@@ -22,7 +22,10 @@ export interface EngineRequest {
   readonly stopTokenIds?: readonly number[] | undefined;
   /** Default: greedy. */
   readonly sampling?: SamplingOptions | undefined;
-  /** Alternatives to report with each token's log probability, 0 to 20; undefined where none are reported. */
+  /**
+   * Alternatives to report with each token's log probability, 0 to 20; undefined where none are
+   * reported.
+   */
   readonly topLogprobs?: number | undefined;
   readonly kvTransferParams?: KvTransferParams | undefined;
   /** W3C `traceparent` of the client's request. */
@@ -54,7 +57,10 @@ export interface EngineResult {
 
 export interface EngineHandle {
   readonly requestId: string;
-  /** Rejects with a `KvError`: `KV_REQUEST_ABORTED`, the connector's code when the KV did not arrive, `KV_ENGINE_FAILED`. */
+  /**
+   * Rejects with a `KvError`: `KV_REQUEST_ABORTED`, the connector's code when the KV did not
+   * arrive, `KV_ENGINE_FAILED`.
+   */
   readonly done: Promise<EngineResult>;
   abort(reason?: string): void;
 }
@@ -79,7 +85,10 @@ export class RequestRecord {
   readonly span: Span | undefined;
   /** From the submission to the admission. */
   readonly queueSpan: Span | undefined;
-  /** From the first output token to the outcome; undefined before, and where the output is one token. */
+  /**
+   * From the first output token to the outcome; undefined before, and where the output is one
+   * token.
+   */
   generateSpan: Span | undefined;
   readonly output: EngineToken[] = [];
   state: RequestState = "waiting";
@@ -93,7 +102,10 @@ export class RequestRecord {
   numComputedTokens = 0;
   /** The model holds the first `numComputedTokens` tokens of the sequence. */
   modelHasPast = false;
-  /** The prefix cache must not find its blocks: a test damaged them, or no P compared their KV with the prompt. */
+  /**
+   * The prefix cache must not find its blocks: a test damaged them, or no P compared their KV with
+   * the prompt.
+   */
   uncacheable = false;
   /** When it was submitted, on the engine's clock. */
   submittedMs = 0;
@@ -170,7 +182,10 @@ export class RequestRecord {
 
   resolve(result: EngineResult): void {
     this.generateSpan?.end();
-    this.span?.set({ "kv.output_tokens": result.tokens.length, "kv.remote_tokens": result.remoteTokens });
+    this.span?.set({
+      "kv.output_tokens": result.tokens.length,
+      "kv.remote_tokens": result.remoteTokens,
+    });
     this.span?.end();
     this.#resolve(result);
   }
@@ -199,7 +214,10 @@ export function blocksFor(tokens: number, blockSize: number): number {
   return Math.ceil(tokens / blockSize);
 }
 
-/** Tokens whose KV a request has in the pool when it ends: the KV of the last token is never computed. */
+/**
+ * Tokens whose KV a request has in the pool when it ends: the KV of the last token is never
+ * computed.
+ */
 export function tokensToHold(promptTokens: number, maxTokens: number): number {
   return promptTokens + maxTokens - 1;
 }
@@ -211,8 +229,8 @@ export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "max
 }
 
 /**
- * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request that
- * is larger than the whole cache.
+ * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its
+ * limit; `KV_OUT_OF_BLOCKS` for a request that is larger than the whole cache.
  */
 export function checkRequest(request: EngineRequest, limits: EngineLimits): void {
   const { requestId, promptTokens, maxTokens } = request;
@@ -221,13 +239,19 @@ export function checkRequest(request: EngineRequest, limits: EngineLimits): void
     throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: ${message}`);
   };
   if (promptTokens.length === 0) refuse("the prompt is empty");
-  if (!Number.isSafeInteger(maxTokens) || maxTokens < 1) refuse(`max_tokens is ${maxTokens}, not 1 or more`);
-  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
+  if (!Number.isSafeInteger(maxTokens) || maxTokens < 1)
+    refuse(`max_tokens is ${maxTokens}, not 1 or more`);
+  const bad = promptTokens.find(
+    (token) => !Number.isInteger(token) || token < 0 || token >= vocabSize,
+  );
   if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${vocabSize - 1}`);
   const length = promptTokens.length;
-  // A P has a limit of one token, which its client has not set: what is wrong with the prompt alone does not name it.
+  // A P has a limit of one token, which its client has not set: what is wrong with the prompt alone
+  // does not name it.
   if (length >= maxModelLen)
-    refuse(`${length} prompt tokens leave no room for an answer in the ${maxModelLen} of max_model_len`);
+    refuse(
+      `${length} prompt tokens leave no room for an answer in the ${maxModelLen} of max_model_len`,
+    );
   if (length + maxTokens > maxModelLen) {
     refuse(
       `${length} prompt tokens and max_tokens ${maxTokens} are more than the ${maxModelLen} of max_model_len`,

@@ -14,18 +14,31 @@ export interface SamplingOptions {
 /** The most candidates that a model returns; less likely tokens are not sampled. */
 const MAX_CANDIDATES = 100;
 
-/** The sampler of one request. With the same options and seed it chooses the same tokens from the same candidates. */
+/**
+ * The sampler of one request. With the same options and seed it chooses the same tokens from the
+ * same candidates.
+ */
 export interface Sampler {
   /** Number of candidates that it needs. */
   readonly candidates: number;
   choose(candidates: Candidates): number;
-  /** Takes note of a token that a sampler with the same options has chosen elsewhere: the next ones are as if it had been chosen here. */
+  /**
+   * Takes note of a token that a sampler with the same options has chosen elsewhere: the next ones
+   * are as if it had been chosen here.
+   */
   skip(): void;
 }
 
-const greedy: Sampler = { candidates: 1, choose: ({ topTokens }) => topTokens[0] ?? 0, skip: () => {} };
+const greedy: Sampler = {
+  candidates: 1,
+  choose: ({ topTokens }) => topTokens[0] ?? 0,
+  skip: () => {},
+};
 
-/** The options as `ConnectorRequest.samplingKey`: two samplers with the same key choose a first token alike. */
+/**
+ * The options as `ConnectorRequest.samplingKey`: two samplers with the same key choose a first
+ * token alike.
+ */
 export function samplingKey({ temperature, topP = 1, topK = 0, seed }: SamplingOptions): string {
   return temperature === 0 ? "greedy" : JSON.stringify([temperature, topP, topK, seed ?? null]);
 }
@@ -38,12 +51,15 @@ export function createSampler(options: SamplingOptions, next: () => number): Sam
     candidates: topK > 0 ? Math.min(topK, MAX_CANDIDATES) : MAX_CANDIDATES,
     choose({ topTokens, topLogprobs }) {
       const best = topLogprobs[0] ?? 0;
-      const weights = Array.from(topLogprobs, (logprob) => Math.exp((logprob - best) / temperature));
+      const weights = Array.from(topLogprobs, (logprob) =>
+        Math.exp((logprob - best) / temperature),
+      );
       // The smallest set of tokens whose probability reaches topP; at least one token.
       const bound = topP * weights.reduce((sum, weight) => sum + weight, 0);
       let kept = 0;
       let reached = 0;
-      while (kept < weights.length && (kept === 0 || reached < bound)) reached += weights[kept++] ?? 0;
+      while (kept < weights.length && (kept === 0 || reached < bound))
+        reached += weights[kept++] ?? 0;
       let left = random() * reached;
       for (let i = 0; i < kept; i++) {
         left -= weights[i] ?? 0;

@@ -87,7 +87,10 @@ export class Scheduler {
     this.#options.connector?.requestQueued?.(record.connectorRequest);
   }
 
-  /** Admits waiting requests in order of arrival. One that does not fit holds back those behind it; otherwise it might never run. */
+  /**
+   * Admits waiting requests in order of arrival. One that does not fit holds back those behind it;
+   * otherwise it might never run.
+   */
   admitWaiting(): void {
     const { maxNumSeqs, ambient } = this.#options;
     let room = maxNumSeqs - this.inState("running").length - this.inState("remote").length;
@@ -108,12 +111,15 @@ export class Scheduler {
   }
 
   /**
-   * Chooses the requests of the next batch among those that are in none, and marks them. Each one that generates output computes one token;
-   * the first one with a prompt computes as much of it as `maxTokens` leaves room for. Requests that generate output come first, so that a long
-   * prompt does not stop them.
+   * Chooses the requests of the next batch among those that are in none, and marks them. Each one
+   * that generates output computes one token; the first one with a prompt computes as much of it as
+   * `maxTokens` leaves room for. Requests that generate output come first, so that a long prompt
+   * does not stop them.
    */
   nextBatch(maxTokens = Number.POSITIVE_INFINITY): Chunk[] {
-    const ready = this.inState("running").filter(({ ending, inBatch }) => ending === undefined && !inBatch);
+    const ready = this.inState("running").filter(
+      ({ ending, inBatch }) => ending === undefined && !inBatch,
+    );
     const chunks = ready
       .filter(({ isPrefill }) => !isPrefill)
       .slice(0, maxTokens)
@@ -129,19 +135,23 @@ export class Scheduler {
   }
 
   /**
-   * Gives a request the blocks of its prompt and of all of its output, so that an admitted request never lacks blocks. Cached blocks are
-   * reused, except for the last prompt token, whose logits are needed; the connector says how many tokens a peer supplies. Returns false,
-   * with nothing taken, when there is no room now. Errors: those of `matchedTokens`; `KV_REQUEST_INVALID` when the connector
-   * promises more tokens than the prompt has.
+   * Gives a request the blocks of its prompt and of all of its output, so that an admitted request
+   * never lacks blocks. Cached blocks are reused, except for the last prompt token, whose logits
+   * are needed; the connector says how many tokens a peer supplies. Returns false, with nothing
+   * taken, when there is no room now. Errors: those of `matchedTokens`; `KV_REQUEST_INVALID` when
+   * the connector promises more tokens than the prompt has.
    */
   #admit(record: RequestRecord): boolean {
     const { blocks, blockSize, connector } = this.#options;
     const { promptTokens, maxTokens } = record.request;
     const numPromptTokens = promptTokens.length;
-    const cached = blocks.lookup(record.hashes.slice(0, Math.floor((numPromptTokens - 1) / blockSize)));
+    const cached = blocks.lookup(
+      record.hashes.slice(0, Math.floor((numPromptTokens - 1) / blockSize)),
+    );
     try {
       const numComputedTokens = cached.length * blockSize;
-      const matched = connector?.matchedTokens(record.connectorRequest, numComputedTokens) ?? NO_TOKENS;
+      const matched =
+        connector?.matchedTokens(record.connectorRequest, numComputedTokens) ?? NO_TOKENS;
       if (matched.wait === true) {
         blocks.release(cached);
         return false;
@@ -170,12 +180,17 @@ export class Scheduler {
       // As in vLLM, at admission.
       this.#countCached("device", numComputedTokens);
       if (matched.tokens > 0) {
-        const source = connector?.cacheHitSource?.(record.connectorRequest) ?? "external_unspecified";
+        const source =
+          connector?.cacheHitSource?.(record.connectorRequest) ?? "external_unspecified";
         this.#countCached(source, matched.tokens);
       }
       // The connector gets the blocks of the prompt only, not the room for the output.
       const shared = blocksFor(matched.tokens > 0 ? covered : numPromptTokens, blockSize);
-      connector?.afterAllocation(record.connectorRequest, [record.blockIds.slice(0, shared)], matched.tokens);
+      connector?.afterAllocation(
+        record.connectorRequest,
+        [record.blockIds.slice(0, shared)],
+        matched.tokens,
+      );
       return true;
     } catch (error) {
       if (record.state === "waiting") blocks.release(cached);
@@ -184,7 +199,9 @@ export class Scheduler {
     }
   }
 
-  /** Ends every request that is marked to end. Returns the ids of those that have an outcome now. */
+  /**
+   * Ends every request that is marked to end. Returns the ids of those that have an outcome now.
+   */
   async finishEnded(): Promise<string[]> {
     const { log } = this.#options.ambient;
     const ended: string[] = [];
@@ -199,7 +216,9 @@ export class Scheduler {
         log.error("request-conclusion-failed", { requestId, error: String(error) });
         // A peer may still use the blocks: they are lost rather than given to another request.
         if (this.#requests.delete(requestId)) this.#keptBlocks.set(requestId, record.blockIds);
-        record.reject(KvError.from(error, "KV_ENGINE_FAILED", `request ${requestId} could not be ended`));
+        record.reject(
+          KvError.from(error, "KV_ENGINE_FAILED", `request ${requestId} could not be ended`),
+        );
       }
     }
     return ended;
@@ -217,14 +236,23 @@ export class Scheduler {
       const tokens = Math.min(numComputedTokens, promptTokens.length);
       const { forwardMs, submittedMs, startedMs = submittedMs } = record;
       const queuedMs = startedMs - submittedMs;
-      const sent = { requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs };
+      const sent = {
+        requestId,
+        kvTransferParams,
+        blockIds,
+        tokens,
+        forwardMs,
+        queuedMs,
+        startedMs,
+      };
       await hooks.beforeSend?.(sent);
     }
     if (succeeded) {
       this.#cacheOutput(record);
       this.#countPrompt(record);
     }
-    const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
+    const computed =
+      state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
     const outputTokenIds = record.output.map(({ token }) => token);
     const held = { ...connectorRequest, numComputedTokens, outputTokenIds };
     const finished = connector?.requestFinished(held, [computed], reason) ?? { keepBlocks: false };
@@ -250,7 +278,10 @@ export class Scheduler {
     }
   }
 
-  /** Applies what all workers together report about received and sent KV. Returns true when a request or its blocks changed. */
+  /**
+   * Applies what all workers together report about received and sent KV. Returns true when a
+   * request or its blocks changed.
+   */
   async applyWorkerOutput(output: WorkerOutput): Promise<boolean> {
     const { connector, hooks } = this.#options;
     connector?.applyWorkerOutput(output);
@@ -278,7 +309,8 @@ export class Scheduler {
   }
 
   async #finishReceiving(record: RequestRecord, failed: FailedReceive | undefined): Promise<void> {
-    if (failed !== undefined || record.blocksFailed) return this.#recoverFailedReceive(record, failed);
+    if (failed !== undefined || record.blocksFailed)
+      return this.#recoverFailedReceive(record, failed);
     try {
       await this.#takeOverReceived(record);
     } catch (error) {
@@ -307,14 +339,18 @@ export class Scheduler {
       record.uncacheable ||= damaged;
     }
     this.cachePrompt(record, covered);
-    // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.
+    // Even when all KV is there, the last prompt token is computed again: its logits give the first
+    // output token.
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
     record.receivedMs = this.#options.ambient.clock.now();
     record.state = "running";
     if (covered === request.promptTokens.length) this.#takeFirstToken(record);
   }
 
-  /** Emits the token that P has sampled, where it is this request's first one: the last token of the prompt is then not computed again. */
+  /**
+   * Emits the token that P has sampled, where it is this request's first one: the last token of the
+   * prompt is then not computed again.
+   */
   #takeFirstToken(record: RequestRecord): void {
     const { connector, emit, vocabSize } = this.#options;
     const { connectorRequest, request } = record;
@@ -335,7 +371,10 @@ export class Scheduler {
     emit(record, sampled);
   }
 
-  /** Follows the connector's policy when KV did not arrive: the request fails or computes its prompt itself. */
+  /**
+   * Follows the connector's policy when KV did not arrive: the request fails or computes its prompt
+   * itself.
+   */
   #recoverFailedReceive(record: RequestRecord, failed: FailedReceive | undefined): void {
     const { connector, ambient } = this.#options;
     const { requestId } = record.request;
@@ -362,12 +401,18 @@ export class Scheduler {
     return true;
   }
 
-  /** Makes the full blocks among the first `tokens` tokens of the prompt available to the prefix cache. */
+  /**
+   * Makes the full blocks among the first `tokens` tokens of the prompt available to the prefix
+   * cache.
+   */
   cachePrompt(record: RequestRecord, tokens: number): void {
     this.#cache(record, record.hashes.slice(0, Math.floor(tokens / this.#options.blockSize)));
   }
 
-  /** Makes the full blocks of prompt and output available to the prefix cache, for a next turn that begins with both. */
+  /**
+   * Makes the full blocks of prompt and output available to the prefix cache, for a next turn that
+   * begins with both.
+   */
   #cacheOutput(record: RequestRecord): void {
     const tokens = record.sequence.slice(0, record.numComputedTokens);
     this.#cache(record, blockHashes(tokens, this.#options.blockSize));

@@ -16,12 +16,15 @@ export interface SleepModeOptions {
 }
 
 /**
- * vLLM's sleep mode of an engine: it gives its caches back to the transport and registers them again. Their content is then gone for peers and for the prefix
- * cache; the memory stays allocated.
+ * vLLM's sleep mode of an engine: it gives its caches back to the transport and registers them
+ * again. Their content is then gone for peers and for the prefix cache; the memory stays allocated.
  */
 export class SleepMode {
   readonly #options: SleepModeOptions;
-  /** `falling`: no request is accepted, and those that are there end. `asleep`: the transport does not know the caches, and the loop makes no step. */
+  /**
+   * `falling`: no request is accepted, and those that are there end. `asleep`: the transport does
+   * not know the caches, and the loop makes no step.
+   */
   #state: "awake" | "falling" | "asleep" = "awake";
   #closed = false;
   /** Ends after the last call of `sleep` or `wakeUp`; never rejects. */
@@ -51,22 +54,28 @@ export class SleepMode {
   }
 
   /**
-   * Ends all requests with `KV_REQUEST_ABORTED`. Resolves when no peer can touch the caches. Errors: `KV_ENGINE_FAILED` for a connector without
-   * `unregisterKvCaches`, and after `close`.
+   * Ends all requests with `KV_REQUEST_ABORTED`. Resolves when no peer can touch the caches.
+   * Errors: `KV_ENGINE_FAILED` for a connector without `unregisterKvCaches`, and after `close`.
    */
   sleep(): Promise<void> {
     return this.#change(async () => {
       const { connector, workers, scheduler, wakeLoop } = this.#options;
       if (this.#state === "asleep") return;
       if (workers.some(({ unregisterKvCaches }) => unregisterKvCaches === undefined))
-        throw new KvError("KV_ENGINE_FAILED", `connector ${connector?.name} cannot give its caches back`);
+        throw new KvError(
+          "KV_ENGINE_FAILED",
+          `connector ${connector?.name} cannot give its caches back`,
+        );
       const fellAsleep = new Promise<unknown>((resolve) => {
         this.#fellAsleep = resolve;
       });
       this.#state = "falling";
       for (const record of scheduler.requests) {
         const message = `request ${record.request.requestId} was aborted: the engine goes to sleep`;
-        record.end("aborted", new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }));
+        record.end(
+          "aborted",
+          new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }),
+        );
       }
       wakeLoop();
       const error = await fellAsleep;
@@ -75,7 +84,10 @@ export class SleepMode {
     });
   }
 
-  /** Registers the caches again: peers shake hands anew. Errors: those of the connector; the engine sleeps on then. `KV_ENGINE_FAILED` after `close`. */
+  /**
+   * Registers the caches again: peers shake hands anew. Errors: those of the connector; the engine
+   * sleeps on then. `KV_ENGINE_FAILED` after `close`.
+   */
   wakeUp(): Promise<void> {
     return this.#change(async () => {
       if (this.#state === "awake") return;
@@ -93,7 +105,8 @@ export class SleepMode {
   }
 
   /**
-   * Called by the loop between two steps: gives the caches back when no request is left. `step` tells the workers of the last ends. Never rejects.
+   * Called by the loop between two steps: gives the caches back when no request is left. `step`
+   * tells the workers of the last ends. Never rejects.
    */
   async betweenSteps(step: () => Promise<void>): Promise<void> {
     const { workers, aggregator, scheduler, blocks } = this.#options;

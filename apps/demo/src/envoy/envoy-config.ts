@@ -8,7 +8,9 @@ export interface EnvoyOptions {
   readonly endpoints: readonly string[];
   /** Whether requests go on without the picker when it is away (`FailOpen`). */
   readonly failOpen: boolean;
-  /** `ip:port` of the instances that the picker may choose, as a gateway says so in a subset hint. */
+  /**
+   * `ip:port` of the instances that the picker may choose, as a gateway says so in a subset hint.
+   */
   readonly subset?: readonly string[] | undefined;
 }
 
@@ -16,8 +18,9 @@ const HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpCon
 const DESTINATION = "x-gateway-destination-endpoint";
 
 /**
- * Envoy ends its streams to the picker by half-closing them. By default it resets them; Node.js takes 1,000 resets on a connection and 33 more a second, and then ends the connection
- * with all requests on it.
+ * Envoy ends its streams to the picker by half-closing them. By default it resets them; Node.js
+ * takes 1,000 resets on a connection and 33 more a second, and then ends the connection with all
+ * requests on it.
  */
 const HALF_CLOSE = { "envoy.reloadable_features.ext_proc_graceful_grpc_close": true };
 
@@ -40,7 +43,9 @@ const HTTP_FILTERS = "envoy.extensions.filters.http";
 const POLICIES = "envoy.extensions.load_balancing_policies";
 const HTTP_PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-/** A cluster of fixed endpoints, `ip:port` each. `protocol`: its HTTP, as Envoy's options have it. */
+/**
+ * A cluster of fixed endpoints, `ip:port` each. `protocol`: its HTTP, as Envoy's options have it.
+ */
 function staticCluster(
   name: string,
   endpoints: readonly string[],
@@ -48,8 +53,13 @@ function staticCluster(
   more: object,
 ): Readonly<Record<string, unknown>> {
   return {
-    ...{ name, type: "STATIC", connect_timeout: "2s" },
-    load_assignment: { cluster_name: name, endpoints: [{ lb_endpoints: endpoints.map(endpointOf) }] },
+    name,
+    type: "STATIC",
+    connect_timeout: "2s",
+    load_assignment: {
+      cluster_name: name,
+      endpoints: [{ lb_endpoints: endpoints.map(endpointOf) }],
+    },
     typed_extension_protocol_options: { [HTTP_PROTOCOL]: typed(HTTP_PROTOCOL, protocol) },
     ...more,
   };
@@ -80,9 +90,12 @@ const extProc = (failOpen: boolean) =>
     failure_mode_allow: failOpen,
     status_on_error: { code: 503 },
     processing_mode: {
-      ...{ request_header_mode: "SEND", response_header_mode: "SEND" },
-      ...{ request_body_mode: "FULL_DUPLEX_STREAMED", response_body_mode: "FULL_DUPLEX_STREAMED" },
-      ...{ request_trailer_mode: "SEND", response_trailer_mode: "SEND" },
+      request_header_mode: "SEND",
+      response_header_mode: "SEND",
+      request_body_mode: "FULL_DUPLEX_STREAMED",
+      response_body_mode: "FULL_DUPLEX_STREAMED",
+      request_trailer_mode: "SEND",
+      response_trailer_mode: "SEND",
     },
     response_attributes: ["upstream.address"],
     metadata_options: {
@@ -109,8 +122,9 @@ const subsetHint = (subset: readonly string[]) =>
   });
 
 /**
- * The configuration, as JSON for Envoy's `-c`: clients over HTTP/1.1, the picker over ext_proc with TLS, and the decode instances as one cluster whose load balancing takes the
- * picker's list (`override_host`), with one retry at the next one.
+ * The configuration, as JSON for Envoy's `-c`: clients over HTTP/1.1, the picker over ext_proc with
+ * TLS, and the decode instances as one cluster whose load balancing takes the picker's list
+ * (`override_host`), with one retry at the next one.
  */
 export function envoyConfig({ port = 0, pickerPort, endpoints, failOpen, subset }: EnvoyOptions) {
   const retry = { retry_on: "connect-failure,refused-stream", num_retries: 1 };
@@ -131,17 +145,22 @@ export function envoyConfig({ port = 0, pickerPort, endpoints, failOpen, subset 
     [`127.0.0.1:${pickerPort}`],
     { explicit_http_config: { http2_protocol_options: {} } },
     {
-      // Envoy cannot go on without the picker once it has sent it a part of a body. So it must know before that the picker is away.
+      // Envoy cannot go on without the picker once it has sent it a part of a body. So it must know
+      // before that the picker is away.
       health_checks: [
         {
-          ...{ timeout: "1s", interval: "0.2s", no_traffic_interval: "0.2s" },
-          ...{ unhealthy_threshold: 1, healthy_threshold: 1 },
+          timeout: "1s",
+          interval: "0.2s",
+          no_traffic_interval: "0.2s",
+          unhealthy_threshold: 1,
+          healthy_threshold: 1,
           always_log_health_check_failures: false,
           grpc_health_check: { service_name: "readiness" },
         },
       ],
       common_lb_config: { healthy_panic_threshold: { value: 0 } },
-      // The picker's certificate is made at its start, so it is not verified. Envoy's health checks send no ALPN of their own.
+      // The picker's certificate is made at its start, so it is not verified. Envoy's health checks
+      // send no ALPN of their own.
       transport_socket: extension(
         "envoy.transport_sockets.tls",
         "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
@@ -154,7 +173,8 @@ export function envoyConfig({ port = 0, pickerPort, endpoints, failOpen, subset 
     endpoints,
     {
       explicit_http_config: { http_protocol_options: {} },
-      // Shorter than `kv-proxy` keeps its connections (75 s): a request on one that is being closed would fail.
+      // Shorter than `kv-proxy` keeps its connections (75 s): a request on one that is being closed
+      // would fail.
       common_http_protocol_options: { idle_timeout: "60s" },
     },
     {

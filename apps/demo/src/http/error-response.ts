@@ -14,7 +14,10 @@ export function httpError(httpStatus: number, message: string, param?: string): 
   return new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus, param } });
 }
 
-/** The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. What one client has too much of is 503 too: the proxy then tries another instance. */
+/**
+ * The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. What
+ * one client has too much of is 503 too: the proxy then tries another instance.
+ */
 export function statusOf(error: KvError): number {
   const { httpStatus } = error.details;
   if (httpStatus === 429) return 503;
@@ -37,8 +40,8 @@ export function errorBody(error: KvError): { error: Record<string, unknown> } {
 }
 
 /**
- * The error that a client gets. The message of a failure inside the deployment may name its hosts and ports, so only the code stays; a
- * refusal of the request itself is sent as it is.
+ * The error that a client gets. The message of a failure inside the deployment may name its hosts
+ * and ports, so only the code stays; a refusal of the request itself is sent as it is.
  */
 export function publicError(error: KvError): KvError {
   if (statusOf(error) < 500 || error.details.httpStatus !== undefined) return error;

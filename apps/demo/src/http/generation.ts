@@ -10,7 +10,10 @@ import type { ChatBody, CompletionBody } from "./request-body.js";
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
   /** The engine of each data-parallel rank. */
-  readonly engines: readonly Pick<Engine, "submit" | "requestCounts" | "releaseRemote" | "sleepMode">[];
+  readonly engines: readonly Pick<
+    Engine,
+    "submit" | "requestCounts" | "releaseRemote" | "sleepMode"
+  >[];
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
@@ -18,7 +21,10 @@ export interface ServedInstance {
   readonly maxOutputTokens: number;
   /** Accept `demo_zero_block`, and vLLM's routes of sleep mode. */
   readonly debug: boolean;
-  /** Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's request id before it is submitted. */
+  /**
+   * Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's
+   * request id before it is submitted.
+   */
   zeroBlockOf(requestId: string, block: number): void;
   /** False while the instance starts or drains. */
   ready(): boolean;
@@ -41,8 +47,9 @@ export interface Generation {
 }
 
 /**
- * The proxy takes ids of 200 characters from clients and adds to them: a part's number, a uuid for a retry, "-release". Peers accept
- * engine request ids of 512 bytes, which have a prefix and a suffix. A comma is excluded: it separates request ids in heartbeat notifications.
+ * The proxy takes ids of 200 characters from clients and adds to them: a part's number, a uuid for
+ * a retry, "-release". Peers accept engine request ids of 512 bytes, which have a prefix and a
+ * suffix. A comma is excluded: it separates request ids in heartbeat notifications.
  */
 const REQUEST_ID = /^[\x21-\x2b\x2d-\x7e]{1,400}$/;
 
@@ -59,13 +66,25 @@ export interface GenerationOptions {
 }
 
 /**
- * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`, so that the two requests of a pair can
- * be matched, and a suffix that makes it unique. Errors: those of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or
- * `demo_zero_block`.
+ * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`,
+ * so that the two requests of a pair can be matched, and a suffix that makes it unique. Errors:
+ * those of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or `demo_zero_block`.
  */
-export function startGeneration(body: CompletionBody | ChatBody, options: GenerationOptions): Generation {
-  const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken, isStopped } =
-    options;
+export function startGeneration(
+  body: CompletionBody | ChatBody,
+  options: GenerationOptions,
+): Generation {
+  const {
+    instance,
+    headers,
+    prefix,
+    uuid,
+    promptTokens,
+    maxTokens,
+    topLogprobs,
+    onToken,
+    isStopped,
+  } = options;
   const model = checkModel(body.model ?? undefined, instance);
   const clientId = headers["x-request-id"];
   if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
@@ -80,7 +99,11 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
   const zeroBlock = body.demo_zero_block ?? undefined;
   if (zeroBlock !== undefined) {
     if (!instance.debug)
-      throw httpError(400, "demo_zero_block needs an instance started with debug", "demo_zero_block");
+      throw httpError(
+        400,
+        "demo_zero_block needs an instance started with debug",
+        "demo_zero_block",
+      );
     instance.zeroBlockOf(requestId, zeroBlock);
   }
   const handle = engineFor(headers, instance).submit({
@@ -105,8 +128,8 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
 }
 
 /**
- * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one with the fewest requests. Errors:
- * `KV_REQUEST_INVALID` for a rank that is not there.
+ * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one
+ * with the fewest requests. Errors: `KV_REQUEST_INVALID` for a rank that is not there.
  */
 function engineFor(
   headers: IncomingHttpHeaders,
@@ -132,7 +155,11 @@ function engineFor(
 function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {
   const [announced = "model"] = modelNames;
   if (name === undefined || modelNames.includes(name)) return name ?? announced;
-  throw httpError(404, `the model "${name.slice(0, 200)}" is not served here; "${announced}" is`, "model");
+  throw httpError(
+    404,
+    `the model "${name.slice(0, 200)}" is not served here; "${announced}" is`,
+    "model",
+  );
 }
 
 /** Aborts the request when the client disconnects before the response is complete. */
@@ -143,7 +170,10 @@ export function abortOnDisconnect(response: ServerResponse, handle: EngineHandle
 }
 
 /** `usage` of a response. */
-export function usageOf({ promptTokens }: Generation, completionTokens: number): Record<string, unknown> {
+export function usageOf(
+  { promptTokens }: Generation,
+  completionTokens: number,
+): Record<string, unknown> {
   return {
     prompt_tokens: promptTokens.length,
     total_tokens: promptTokens.length + completionTokens,
@@ -152,7 +182,10 @@ export function usageOf({ promptTokens }: Generation, completionTokens: number):
   };
 }
 
-/** `kv_transfer_params` of a response, as in vLLM: the number of cached tokens is P's, with those that it has read back. */
+/**
+ * `kv_transfer_params` of a response, as in vLLM: the number of cached tokens is P's, with those
+ * that it has read back.
+ */
 export function transferParamsOf({
   kvTransferParams,
   cachedTokens,
@@ -165,5 +198,7 @@ export function transferParamsOf({
 
 /** The same in a stream: a member of the chunk with the finish reason, as in vLLM. */
 export function transferMember(result: EngineResult): Record<string, unknown> {
-  return result.kvTransferParams === undefined ? {} : { kv_transfer_params: transferParamsOf(result) };
+  return result.kvTransferParams === undefined
+    ? {}
+    : { kv_transfer_params: transferParamsOf(result) };
 }

@@ -73,7 +73,9 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     await expect.poll(() => inEngine(served)).toBe(2);
     const refused = await served.post(greedy);
     expect([refused.status, refused.headers.get("retry-after")]).toEqual([503, "1"]);
-    expect(await refused.json()).toMatchObject({ error: { message: expect.stringContaining("2 requests") } });
+    expect(await refused.json()).toMatchObject({
+      error: { message: expect.stringContaining("2 requests") },
+    });
     expect((await fetch(`${served.url}/health`)).status).toBe(200);
     release();
     for (const response of await Promise.all(first)) expect(response.status).toBe(200);
@@ -156,7 +158,9 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
       return connection.write(postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }));
     });
     // The largest body that is still arriving makes room for the others.
-    const text = await Promise.race(slow.map(async (connection) => (await connection).until(/\r\n\r\n/)));
+    const text = await Promise.race(
+      slow.map(async (connection) => (await connection).until(/\r\n\r\n/)),
+    );
     expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
     await expectServed(served);
     for (const connection of slow) (await connection).close();
@@ -167,8 +171,14 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
       (await RawConnection.open(served.url, from)).write(
         postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }),
       );
-    const [first, second, other] = [await open(90_000), await open(80_000), await open(80_000, "127.0.0.2")];
-    const text = await Promise.race([first, second].map((connection) => connection.until(/\r\n\r\n/)));
+    const [first, second, other] = [
+      await open(90_000),
+      await open(80_000),
+      await open(80_000, "127.0.0.2"),
+    ];
+    const text = await Promise.race(
+      [first, second].map((connection) => connection.until(/\r\n\r\n/)),
+    );
     expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
     await other.write(" ").until(/^HTTP\/1.1 400 /);
     for (const connection of [first, second, other]) connection.close();
@@ -198,7 +208,10 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
   async maxBodyMembers() {
     const served = await serve();
     const members = Array.from({ length: 30_000 }, (_, i) => [`k${i}`, i]);
-    const response = await served.post({ ...greedy, kv_transfer_params: Object.fromEntries(members) });
+    const response = await served.post({
+      ...greedy,
+      kv_transfer_params: Object.fromEntries(members),
+    });
     expect(response.status).toBe(400);
     expect(await response.text()).toContain("more than 20000");
     await expectServed(served);
@@ -222,9 +235,12 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
 };
 
 describe("limits of the HTTP server", () => {
-  it.each(Object.entries(tries))("%s: the offender is refused, and others are served", async (_, attempt) => {
-    await attempt();
-  });
+  it.each(Object.entries(tries))(
+    "%s: the offender is refused, and others are served",
+    async (_, attempt) => {
+      await attempt();
+    },
+  );
 
   it("has a default for each limit", () => {
     expect(Object.keys(httpLimits()).sort()).toEqual(Object.keys(tries).sort());
@@ -253,7 +269,11 @@ describe("pipelined requests of a client that leaves", () => {
   });
 
   it("are counted no longer after a refusal closed their connection", async () => {
-    const served = await serveWith({ maxRequests: 4, maxRequestsPerAddress: 4, maxRequestsPerConnection: 2 });
+    const served = await serveWith({
+      maxRequests: 4,
+      maxRequestsPerAddress: 4,
+      maxRequestsPerConnection: 2,
+    });
     const connection = await RawConnection.open(served.url);
     connection.write(GET.repeat(20));
     await connection.untilClosed();
@@ -279,7 +299,9 @@ describe("bodies that are refused at once", () => {
   it("names no text of a body that is not JSON", async () => {
     const { url } = await serve();
     const connection = await RawConnection.open(url);
-    const text = await connection.write(postText('{"prompt": "a secret" oops}')).until(/\r\n\r\n.*\}/);
+    const text = await connection
+      .write(postText('{"prompt": "a secret" oops}'))
+      .until(/\r\n\r\n.*\}/);
     expect(text).toMatch(/^HTTP\/1.1 400 /);
     expect(text).not.toContain("secret");
     connection.close();

@@ -3,7 +3,10 @@ import type { BodiesLimits, HttpLimits as ServerLimits } from "@kv/http";
 
 /** Bounds of an instance's HTTP server. They apply before a request is validated. */
 export interface HttpLimits extends ServerLimits, BodiesLimits {
-  /** Requests of one connection, the one that is served and those that wait (pipelining); with a further one, the connection gets 503 and ends. */
+  /**
+   * Requests of one connection, the one that is served and those that wait (pipelining); with a
+   * further one, the connection gets 503 and ends.
+   */
   readonly maxRequestsPerConnection: number;
   /** Bytes of an event stream that the client has not read yet; more end the request. */
   readonly maxUnreadBytes: number;
@@ -12,7 +15,10 @@ export interface HttpLimits extends ServerLimits, BodiesLimits {
 /** Some of the limits; the others have their defaults. */
 export type HttpLimitsInput = { readonly [K in keyof HttpLimits]?: number | undefined };
 
-/** The defaults of `HttpLimits`. Connections take at most a quarter of the files that the process may open. */
+/**
+ * The defaults of `HttpLimits`. Connections take at most a quarter of the files that the process
+ * may open.
+ */
 export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
   const maxConnections = given.maxConnections ?? Math.min(1024, Math.floor(openFilesLimit() / 4));
   const maxRequests = given.maxRequests ?? 1024;
@@ -44,7 +50,8 @@ function withoutUndefined(given: HttpLimitsInput): Partial<HttpLimits> {
 /** The soft limit of open files; 16,384 where it cannot be read. */
 function openFilesLimit(): number {
   try {
-    const [, soft = ""] = /^Max open files\s+(\d+)/m.exec(readFileSync("/proc/self/limits", "utf8")) ?? [];
+    const [, soft = ""] =
+      /^Max open files\s+(\d+)/m.exec(readFileSync("/proc/self/limits", "utf8")) ?? [];
     return soft === "" ? 16_384 : Number(soft);
   } catch {
     return 16_384;

@@ -9,7 +9,8 @@ const MAX_SHOWN = 100;
 /** One check for a whole prompt: a schema per token would report each of a million wrong ones. */
 const prompt = z.custom<string | number[] | (string | number[])[]>(
   (value) =>
-    isPrompt(value) || (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
+    isPrompt(value) ||
+    (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
   "must be text, a list of token ids, or a list of these",
 );
 /** Stop strings of a request, and characters of each: every token is compared with all of them. */
@@ -23,7 +24,10 @@ function entries<T>(schema: z.ZodType<T>) {
 }
 
 function isPrompt(value: unknown): value is string | number[] {
-  return typeof value === "string" || (Array.isArray(value) && value.length > 0 && value.every(isTokenId));
+  return (
+    typeof value === "string" ||
+    (Array.isArray(value) && value.length > 0 && value.every(isTokenId))
+  );
 }
 
 function isTokenId(value: unknown): value is number {
@@ -32,7 +36,8 @@ function isTokenId(value: unknown): value is number {
 
 /** A value as JSON, cut where it is long. */
 function shown(value: unknown): string {
-  const text = typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
+  const text =
+    typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
   return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
 }
 
@@ -47,11 +52,16 @@ const shared = {
   stream: z.boolean().nullish(),
   stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).nullish(),
   ignore_eos: z.boolean().nullish(),
-  stop: z.union([stopString, z.array(z.unknown()).max(MAX_STOPS).pipe(z.array(stopString))]).nullish(),
+  stop: z
+    .union([stopString, z.array(z.unknown()).max(MAX_STOPS).pipe(z.array(stopString))])
+    .nullish(),
   stop_token_ids: entries(z.number().int()).nullish(),
   return_token_ids: z.boolean().nullish(),
   kv_transfer_params: params.nullish(),
-  /** The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only with `debug`. */
+  /**
+   * The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only
+   * with `debug`.
+   */
   demo_zero_block: z.number().int().nonnegative().nullish(),
 };
 
@@ -75,7 +85,10 @@ export const chatSchema = z.looseObject({
 export type CompletionBody = z.output<typeof completionSchema>;
 export type ChatBody = z.output<typeof chatSchema>;
 
-/** Fields that this engine does not support, with the values that have no effect; any other value is refused. */
+/**
+ * Fields that this engine does not support, with the values that have no effect; any other value is
+ * refused.
+ */
 const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   n: (value) => value === 1,
   best_of: (value) => value === 1,
@@ -86,19 +99,27 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   frequency_penalty: (value) => value === 0,
   presence_penalty: (value) => value === 0,
   repetition_penalty: (value) => value === 1,
-  logit_bias: (value) => typeof value === "object" && value !== null && Object.keys(value).length === 0,
+  logit_bias: (value) =>
+    typeof value === "object" && value !== null && Object.keys(value).length === 0,
   use_beam_search: (value) => value === false,
   response_format: (value) => (value as { type?: unknown }).type === "text",
   tools: (value) => Array.isArray(value) && value.length === 0,
 };
 
-/** Validates a parsed body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first unsupported one. */
+/**
+ * Validates a parsed body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first
+ * unsupported one.
+ */
 export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   const parsed = schema.safeParse(body);
   if (!parsed.success) {
     const [first] = parsed.error.issues;
     const problems = new z.ZodError(parsed.error.issues.slice(0, 10));
-    throw httpError(400, `the body is not valid: ${z.prettifyError(problems)}`, first?.path.join("."));
+    throw httpError(
+      400,
+      `the body is not valid: ${z.prettifyError(problems)}`,
+      first?.path.join("."),
+    );
   }
   for (const [field, hasNoEffect] of Object.entries(UNSUPPORTED)) {
     const value = (parsed.data as Record<string, unknown>)[field];
@@ -112,10 +133,16 @@ export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   return parsed.data;
 }
 
-/** Characters of a text per token that it may have: far more than any text has, so that nothing large is tokenized in vain. */
+/**
+ * Characters of a text per token that it may have: far more than any text has, so that nothing
+ * large is tokenized in vain.
+ */
 const MAX_CHARACTERS_PER_TOKEN = 64;
 
-/** Refuses a text that is too long for the model before it is tokenized. Errors: `KV_REQUEST_INVALID`. */
+/**
+ * Refuses a text that is too long for the model before it is tokenized. Errors:
+ * `KV_REQUEST_INVALID`.
+ */
 export function checkTextLength(characters: number, maxModelLen: number, param: string): void {
   const limit = maxModelLen * MAX_CHARACTERS_PER_TOKEN;
   if (characters <= limit) return;
@@ -135,10 +162,13 @@ export function charactersOf({ messages }: ChatBody): number {
 }
 
 /**
- * The prompt that `kv_transfer_params.prompt_token_ids` names, as in vLLM: a chat's decode request may repeat the tokens that the prefill worker
- * computed, and its messages are then not tokenized. Undefined without the key. Errors: `KV_REQUEST_INVALID`.
+ * The prompt that `kv_transfer_params.prompt_token_ids` names, as in vLLM: a chat's decode request
+ * may repeat the tokens that the prefill worker computed, and its messages are then not tokenized.
+ * Undefined without the key. Errors: `KV_REQUEST_INVALID`.
  */
-export function transferredPrompt({ kv_transfer_params: given }: ChatBody): readonly number[] | undefined {
+export function transferredPrompt({
+  kv_transfer_params: given,
+}: ChatBody): readonly number[] | undefined {
   const tokens = given?.["prompt_token_ids"];
   if (tokens === undefined || tokens === null) return undefined;
   if (Array.isArray(tokens) && isPrompt(tokens)) return tokens as number[];
@@ -155,5 +185,9 @@ export function onePrompt(prompt: CompletionBody["prompt"]): string | readonly n
   const first = prompt[0];
   if (typeof first === "number") return prompt as number[];
   if (prompt.length === 1 && first !== undefined) return first as string | number[];
-  throw httpError(400, `the body has ${prompt.length} prompts; send one request for each`, "prompt");
+  throw httpError(
+    400,
+    `the body has ${prompt.length} prompts; send one request for each`,
+    "prompt",
+  );
 }

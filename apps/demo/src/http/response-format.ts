@@ -77,13 +77,24 @@ export class ResponseFormat {
     return { ...this.#response(generation, "next"), choices: [], usage };
   }
 
-  #response(generation: Generation, place: "whole" | "first" | "next", choice: object = {}): object {
+  #response(
+    generation: Generation,
+    place: "whole" | "first" | "next",
+    choice: object = {},
+  ): object {
     const { id, model, createdSeconds: created, promptTokens } = generation;
     const hasPrompt = this.#returnTokenIds && place !== "next";
     const prompt = hasPrompt ? { prompt_token_ids: promptTokens } : {};
     const [inChoice, beside] = this.#shape.hasPromptInChoice ? [prompt, {}] : [{}, prompt];
     const object = this.#shape.objects[place === "whole" ? "whole" : "chunk"];
-    return { id, object, created, model, choices: [{ index: 0, ...choice, ...inChoice }], ...beside };
+    return {
+      id,
+      object,
+      created,
+      model,
+      choices: [{ index: 0, ...choice, ...inChoice }],
+      ...beside,
+    };
   }
 }
 

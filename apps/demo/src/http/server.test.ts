@@ -40,7 +40,11 @@ describe("completions", () => {
 
   it("streams the same tokens, one by one, with the usage when asked", async () => {
     const { model, post } = await serve();
-    const response = await post({ ...greedy, stream: true, stream_options: { include_usage: true } });
+    const response = await post({
+      ...greedy,
+      stream: true,
+      stream_options: { include_usage: true },
+    });
     expect(response.headers.get("content-type")).toContain("text/event-stream");
     const all = (await events(response)) as {
       choices: { token_ids?: number[]; finish_reason: string | null }[];
@@ -82,7 +86,9 @@ describe("completions", () => {
     const { post } = await serve();
     const response = await post({ ...greedy, ...fields });
     expect(response.status).toBe(status);
-    expect(await response.json()).toMatchObject({ error: { type: "invalid_request_error", param } });
+    expect(await response.json()).toMatchObject({
+      error: { type: "invalid_request_error", param },
+    });
   });
 
   it.each(["/v1/completions", "/v1/chat/completions"])(
@@ -106,15 +112,20 @@ describe("completions", () => {
         readonly finish_reason: string | null;
         readonly stop_reason: string | null;
       }
-      const [whole] = ((await (await post(request, { path })).json()) as { choices: [Choice] }).choices;
+      const [whole] = ((await (await post(request, { path })).json()) as { choices: [Choice] })
+        .choices;
       expect(whole.text ?? whole.message?.content).toBe(text);
       expect(whole).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
       expect([...connector.finished.values()].map(({ reason }) => reason)).toEqual(["stopped"]);
       const events = (await (await post({ ...request, stream: true }, { path })).text())
         .split("\n\n")
         .filter((event) => event.startsWith("data: {"))
-        .map((event) => (JSON.parse(event.slice("data: ".length)) as { choices: [Choice] }).choices[0]);
-      expect(events.map((choice) => choice.text ?? choice.delta?.content ?? "").join("")).toBe(text);
+        .map(
+          (event) => (JSON.parse(event.slice("data: ".length)) as { choices: [Choice] }).choices[0],
+        );
+      expect(events.map((choice) => choice.text ?? choice.delta?.content ?? "").join("")).toBe(
+        text,
+      );
       expect(events.at(-1)).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
     },
   );
@@ -247,7 +258,8 @@ describe("what clients learn", () => {
 describe("X-Request-Id", () => {
   it("may be as long as what the proxy makes of a client's 200 characters, and not longer", async () => {
     const { post } = await serve();
-    const ask = (length: number) => post(greedy, { headers: { "x-request-id": "x".repeat(length) } });
+    const ask = (length: number) =>
+      post(greedy, { headers: { "x-request-id": "x".repeat(length) } });
     expect((await ask(400)).status).toBe(200);
     expect((await ask(401)).status).toBe(400);
   });
@@ -269,7 +281,11 @@ describe("chat", () => {
       object: "chat.completion",
       prompt_token_ids: prompt,
       choices: [
-        { message: { role: "assistant", content: text }, token_ids: tokens, finish_reason: "length" },
+        {
+          message: { role: "assistant", content: text },
+          token_ids: tokens,
+          finish_reason: "length",
+        },
       ],
     });
     const all = (await events(await post({ ...body, stream: true }, { path }))) as {
@@ -292,7 +308,9 @@ describe("other routes", () => {
     expect(await (await fetch(`${url}/v1/models`)).json()).toMatchObject({
       data: [{ id: "tiny", max_model_len: 512 }],
     });
-    expect(await (await fetch(`${url}/status`)).json()).toMatchObject({ outstanding: { blocks: 0 } });
+    expect(await (await fetch(`${url}/status`)).json()).toMatchObject({
+      outstanding: { blocks: 0 },
+    });
     expect(await (await fetch(`${url}/metrics`)).text()).toBe("kv_test 1\n");
     up = false;
     expect((await fetch(`${url}/health`)).status).toBe(503);

@@ -10,7 +10,13 @@ import {
   sendJson,
   type Turn,
 } from "@kv/http";
-import { type Ambient, type AmbientOptions, ambient, KvError, type KvTransferParams } from "@kv/interface";
+import {
+  type Ambient,
+  type AmbientOptions,
+  ambient,
+  KvError,
+  type KvTransferParams,
+} from "@kv/interface";
 import type { EngineToken } from "../engine/request.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
 import {
@@ -31,7 +37,12 @@ import {
   transferredPrompt,
   validateBody,
 } from "./request-body.js";
-import { chatFormat, chatPrompt, completionFormat, type ResponseFormat } from "./response-format.js";
+import {
+  chatFormat,
+  chatPrompt,
+  completionFormat,
+  type ResponseFormat,
+} from "./response-format.js";
 
 /** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
 const CHAT_TOKENS = 256;
@@ -47,7 +58,10 @@ interface Answer {
 export interface InstanceServerOptions extends AmbientOptions {
   /** Default: those of `httpLimits`. */
   readonly limits?: HttpLimitsInput | undefined;
-  /** Send clients the messages of failures inside the deployment, which may name hosts and ports. Default: false, the code only. */
+  /**
+   * Send clients the messages of failures inside the deployment, which may name hosts and ports.
+   * Default: false, the code only.
+   */
   readonly exposeErrors?: boolean | undefined;
 }
 
@@ -107,7 +121,9 @@ export class InstanceServer {
         return sendJson(response, 200, { object: "list", data: this.#models() });
       case "GET /is_sleeping":
         return this.#debugOnly(turn, () =>
-          sendJson(response, 200, { is_sleeping: instance.engines.some(({ sleepMode }) => sleepMode.isOn) }),
+          sendJson(response, 200, {
+            is_sleeping: instance.engines.some(({ sleepMode }) => sleepMode.isOn),
+          }),
         );
       case "POST /sleep":
       case "POST /wake_up":
@@ -118,7 +134,9 @@ export class InstanceServer {
             throw httpError(400, `level ${level.slice(0, 100)} is not supported, only 1`, "level");
           const sleeps = path === "/sleep";
           await Promise.all(
-            instance.engines.map(({ sleepMode }) => (sleeps ? sleepMode.sleep() : sleepMode.wakeUp())),
+            instance.engines.map(({ sleepMode }) =>
+              sleeps ? sleepMode.sleep() : sleepMode.wakeUp(),
+            ),
           );
           response.writeHead(200).end();
         });
@@ -150,7 +168,10 @@ export class InstanceServer {
     return modelNames.slice(0, 1).map((id) => ({ id, ...common }));
   }
 
-  /** Reads a body and submits it. Only these requests are limited: probes and metrics are answered under load too. */
+  /**
+   * Reads a body and submits it. Only these requests are limited: probes and metrics are answered
+   * under load too.
+   */
   async #post(turn: Turn, submit: (body: unknown) => () => Promise<void>): Promise<void> {
     const slot = this.#inFlight.admit(turn.client);
     turn.response.once("close", () => slot.end());
@@ -166,15 +187,18 @@ export class InstanceServer {
   }
 
   /**
-   * Notifies the prefill instance that a refused body (4xx) names: no engine has the request, and its blocks are freed. The proxy uses that on
-   * purpose: it sends a request that every engine refuses, with the parameters of a prompt that nobody will decode. A refusal that another instance
-   * may not repeat (5xx) releases nothing: the proxy tries the next one.
+   * Notifies the prefill instance that a refused body (4xx) names: no engine has the request, and
+   * its blocks are freed. The proxy uses that on purpose: it sends a request that every engine
+   * refuses, with the parameters of a prompt that nobody will decode. A refusal that another
+   * instance may not repeat (5xx) releases nothing: the proxy tries the next one.
    */
   #releaseRefused(body: unknown, error: unknown): void {
     const status = KvError.is(error) ? statusOf(error) : 500;
-    const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
+    const params = (body as { kv_transfer_params?: unknown } | null | undefined)
+      ?.kv_transfer_params;
     const isRefusal = status >= 400 && status < 499;
-    if (!isRefusal || typeof params !== "object" || params === null || Array.isArray(params)) return;
+    if (!isRefusal || typeof params !== "object" || params === null || Array.isArray(params))
+      return;
     // The engine of any data-parallel rank.
     const [engine] = this.#instance.engines;
     engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
@@ -212,7 +236,9 @@ export class InstanceServer {
         prefix: "chatcmpl",
         promptTokens,
         maxTokens:
-          body.max_completion_tokens ?? body.max_tokens ?? Math.min(CHAT_TOKENS, room, maxOutputTokens),
+          body.max_completion_tokens ??
+          body.max_tokens ??
+          Math.min(CHAT_TOKENS, room, maxOutputTokens),
         topLogprobs: body.logprobs === true ? (body.top_logprobs ?? 0) : undefined,
       },
       body,
@@ -220,7 +246,10 @@ export class InstanceServer {
     });
   }
 
-  /** Submits the request to the engine. The returned function sends its tokens, streamed or in one response. */
+  /**
+   * Submits the request to the engine. The returned function sends its tokens, streamed or in one
+   * response.
+   */
   #submit({ request, response }: Turn, answer: Answer): () => Promise<void> {
     const instance = this.#instance;
     if (!instance.ready()) {
@@ -241,7 +270,8 @@ export class InstanceServer {
       stream.send(format.chunk(generation, token, text, isFirst));
       isFirst = false;
     };
-    // The engine samples the first token in a later step, so `generation` is set when `sendToken` runs.
+    // The engine samples the first token in a later step, so `generation` is set when `sendToken`
+    // runs.
     const generation = startGeneration(body, {
       ...prompt,
       instance,
@@ -260,7 +290,8 @@ export class InstanceServer {
         }
         stream ??= openStream();
         stream.send(format.finalChunk(generation, result));
-        if (body.stream_options?.include_usage === true) stream.send(format.usageChunk(generation, result));
+        if (body.stream_options?.include_usage === true)
+          stream.send(format.usageChunk(generation, result));
         stream.end();
       } catch (error) {
         if (stream === undefined) throw error;
@@ -269,13 +300,24 @@ export class InstanceServer {
     };
   }
 
-  /** Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use. */
-  async listen({ host, port }: { host: string; port: number }): Promise<{ port: number; url: string }> {
+  /**
+   * Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use.
+   */
+  async listen({
+    host,
+    port,
+  }: {
+    host: string;
+    port: number;
+  }): Promise<{ port: number; url: string }> {
     const bound = await this.#http.listen(host, port);
     return { port: bound, url: httpUrl(host, bound) };
   }
 
-  /** Closes idle connections at once, and the others when their response has been sent or after two seconds. */
+  /**
+   * Closes idle connections at once, and the others when their response has been sent or after two
+   * seconds.
+   */
   close(): Promise<void> {
     return this.#http.close(CLOSE_TIMEOUT_MS);
   }

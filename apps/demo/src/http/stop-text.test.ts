@@ -2,7 +2,9 @@ import { describe, expect, it } from "vitest";
 import { StopText, stopsOf } from "./stop-text.js";
 
 /** A tokenizer whose tokens are characters. */
-const characters = { decode: (tokens: ArrayLike<number>) => String.fromCharCode(...Array.from(tokens)) };
+const characters = {
+  decode: (tokens: ArrayLike<number>) => String.fromCharCode(...Array.from(tokens)),
+};
 
 function run(text: string, stops: readonly string[]) {
   const output = new StopText(characters, stops);
@@ -35,5 +37,10 @@ describe("StopText", () => {
 });
 
 it("stopsOf reads a string or a list, without empty strings", () => {
-  expect([stopsOf("x"), stopsOf(["", "y"]), stopsOf(""), stopsOf(null)]).toEqual([["x"], ["y"], [], []]);
+  expect([stopsOf("x"), stopsOf(["", "y"]), stopsOf(""), stopsOf(null)]).toEqual([
+    ["x"],
+    ["y"],
+    [],
+    [],
+  ]);
 });

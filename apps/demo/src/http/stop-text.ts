@@ -3,9 +3,10 @@ import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 const INCOMPLETE = "\ufffd";
 
 /**
- * Decodes tokens that arrive one by one. It decodes a window of the last tokens twice, without and with the new one, and returns the
- * difference: decoding everything for each token would be quadratic, and a single token loses its leading space. A character whose
- * bytes are spread over several tokens is withheld until it is complete.
+ * Decodes tokens that arrive one by one. It decodes a window of the last tokens twice, without and
+ * with the new one, and returns the difference: decoding everything for each token would be
+ * quadratic, and a single token loses its leading space. A character whose bytes are spread over
+ * several tokens is withheld until it is complete.
  */
 export class TextStream {
   readonly #tokenizer: Pick<Tokenizer, "decode">;
@@ -41,8 +42,9 @@ export class TextStream {
 }
 
 /**
- * The text of an output, token by token, up to the first stop string, which is not part of it (vLLM: `stop`, without
- * `include_stop_str_in_output`). Text that may be the beginning of a stop string is withheld until that is known.
+ * The text of an output, token by token, up to the first stop string, which is not part of it
+ * (vLLM: `stop`, without `include_stop_str_in_output`). Text that may be the beginning of a stop
+ * string is withheld until that is known.
  */
 export class StopText {
   readonly #stops: readonly string[];

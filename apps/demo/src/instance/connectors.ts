@@ -8,7 +8,10 @@ import {
 import { pullConnector, registerPullConnector } from "@kv/pull";
 import { pushConnector, registerPushConnector } from "@kv/push";
 
-/** Pull and push in one deployment. A prompt whose parameters name neither takes one by its request id, so that a run shows both. */
+/**
+ * Pull and push in one deployment. A prompt whose parameters name neither takes one by its request
+ * id, so that a run shows both.
+ */
 const autoConnector = dualConnector({
   name: "auto",
   pull: pullConnector,
@@ -16,7 +19,9 @@ const autoConnector = dualConnector({
   prefer: ({ requestId }) => (sumOf(requestId) % 2 === 0 ? "pull" : "push"),
 });
 
-/** The connectors that the demo knows by name. Others are loaded from `kv_connector_module_path`. */
+/**
+ * The connectors that the demo knows by name. Others are loaded from `kv_connector_module_path`.
+ */
 export function demoConnectors(): ConnectorRegistry {
   const registry = connectorRegistry();
   const register: typeof registerConnector = (name, loader) => registry.register(name, loader);

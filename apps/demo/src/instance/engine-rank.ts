@@ -41,8 +41,12 @@ export interface EngineRankOptions {
   readonly blocksToZero: Map<string, number>;
 }
 
-/** One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of its own. */
-export interface EngineRank extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
+/**
+ * One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of
+ * its own.
+ */
+export interface EngineRank
+  extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
   /** Most tokens of a sequence, prompt and output. */
   readonly maxModelLen: number;
   readonly engine: Engine;
@@ -55,11 +59,18 @@ export interface EngineRank extends Pick<EngineRankOptions, "dpRank" | "engineId
   backend(): string;
 }
 
-/** Starts the engine of a rank. What it opens is added to `closers`. Errors: those of the connector, the platform and the transport. */
+/**
+ * Starts the engine of a rank. What it opens is added to `closers`. Errors: those of the connector,
+ * the platform and the transport.
+ */
 export async function startEngineRank(options: EngineRankOptions): Promise<EngineRank> {
-  const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } = options;
+  const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } =
+    options;
   const { clock } = options.ambient;
-  const environment = { ...options.ambient, metrics: labelled(options.ambient.metrics, String(dpRank)) };
+  const environment = {
+    ...options.ambient,
+    metrics: labelled(options.ambient.metrics, String(dpRank)),
+  };
   const platform = await choosePlatform(config, await demoConnectors().resolve(transferConfig), {
     ...environment,
     transport: options.transport,
@@ -120,19 +131,30 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
     prefixCaching: platform.prefixCaching,
   });
   return {
-    ...{ dpRank, engineId, maxModelLen, transferConfig, engine, blocks, platform, workers, sideChannel },
+    dpRank,
+    engineId,
+    maxModelLen,
+    transferConfig,
+    engine,
+    blocks,
+    platform,
+    workers,
+    sideChannel,
     backend: () => meter.backends()[0] ?? "none",
   };
 }
 
 /**
- * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the cache must hold one such sequence. Errors:
- * `KV_CONFIG_INVALID`.
+ * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the
+ * cache must hold one such sequence. Errors: `KV_CONFIG_INVALID`.
  */
 function maxModelLenOf(config: InstanceConfig, platform: Platform, ofModel: number): number {
   const { maxModelLen, blockSize, numBlocks } = config;
   const ofCache = (numBlocks - 1) * blockSize;
-  const ofPlatform = platform.maxModelLen({ max_model_len: maxModelLen, max_position_embeddings: ofModel });
+  const ofPlatform = platform.maxModelLen({
+    max_model_len: maxModelLen,
+    max_position_embeddings: ofModel,
+  });
   if (maxModelLen === undefined) return Math.min(ofPlatform, ofCache);
   const refuse = (limit: string, hint: string): never => {
     throw new KvError("KV_CONFIG_INVALID", `maxModelLen is ${maxModelLen}, and ${limit}`, { hint });
@@ -166,12 +188,17 @@ function identityOf({ config, dpRank, engineId, servedName }: EngineRankOptions)
       isHmaEnabled: compat.isHmaEnabled,
       speculativeConfig: null,
       // The interface takes an absent key only.
-      ...(compat.attentionBackend === undefined ? {} : { hashedAttentionBackend: compat.attentionBackend }),
+      ...(compat.attentionBackend === undefined
+        ? {}
+        : { hashedAttentionBackend: compat.attentionBackend }),
     },
   };
 }
 
-/** Opens a worker connector per tensor-parallel rank and the scheduler connector, and starts the handshake listener. */
+/**
+ * Opens a worker connector per tensor-parallel rank and the scheduler connector, and starts the
+ * handshake listener.
+ */
 async function openConnector(
   { module, platform }: InstancePlatform,
   pool: KvPool,

@@ -41,7 +41,10 @@ export interface CopyTimes {
 /** Copies of this many requests are remembered. */
 const MAX_REQUESTS = 1024;
 
-/** Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that it refuses, `KV_CONFIG_INVALID` for its module. */
+/**
+ * Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that
+ * it refuses, `KV_CONFIG_INVALID` for its module.
+ */
 export async function choosePlatform(
   config: InstanceConfig,
   connector: ConnectorModule,
@@ -55,10 +58,13 @@ export async function choosePlatform(
       : isNeuron
         ? neuronPlatform(neuronFamily === undefined ? {} : { family: neuronFamily })
         : name === "cuda"
-          ? cudaPlatform(transport.capabilities.memoryTypes.includes("VRAM") ? { gpus: visibleGpus() } : {})
+          ? cudaPlatform(
+              transport.capabilities.memoryTypes.includes("VRAM") ? { gpus: visibleGpus() } : {},
+            )
           : cpuPlatform();
   const isStaged = chosen.capabilities.registersAs.length === 0;
-  // A platform with staging runs one sequence, without prefix hits, unless the settings say otherwise; it may refuse them.
+  // A platform with staging runs one sequence, without prefix hits, unless the settings say
+  // otherwise; it may refuse them.
   const settings = {
     maxNumSeqs: maxNumSeqs ?? (isStaged ? 1 : 64),
     prefixCaching: prefixCaching ?? !isStaged,
@@ -82,7 +88,11 @@ export async function choosePlatform(
     };
   }
   const device = isNeuron
-    ? simulatedDevice({ clock, bytesPerMs: config.deviceBytesPerMs, latencyMs: config.deviceLatencyMs })
+    ? simulatedDevice({
+        clock,
+        bytesPerMs: config.deviceBytesPerMs,
+        latencyMs: config.deviceLatencyMs,
+      })
     : undefined;
   const pools: KvCaches[] = [];
   const copies = new Map<string, CopyTimes>();
@@ -127,9 +137,13 @@ export async function choosePlatform(
 }
 
 /** The GPUs of `CUDA_VISIBLE_DEVICES`, which the driver counts from 0; GPU 0 without it. */
-const visibleGpus = (): readonly string[] => (process.env["CUDA_VISIBLE_DEVICES"] ?? "0").split(",");
+const visibleGpus = (): readonly string[] =>
+  (process.env["CUDA_VISIBLE_DEVICES"] ?? "0").split(",");
 
-/** The setting, at most the platform's limit, which is the default. Errors: `KV_PLATFORM_UNSUPPORTED` for a higher one. */
+/**
+ * The setting, at most the platform's limit, which is the default. Errors:
+ * `KV_PLATFORM_UNSUPPORTED` for a higher one.
+ */
 function maxConcurrentBatchesOf(
   { maxConcurrentBatches }: InstanceConfig,
   { deviceType, capabilities }: Platform,
@@ -148,7 +162,8 @@ function blockAt(pools: readonly KvCaches[], address: number): number | undefine
   for (const { regions } of pools) {
     for (const { memory, offsetBytes, numBlocks, blockStrideBytes } of regions) {
       const within = address - memory.address - offsetBytes;
-      if (within >= 0 && within < numBlocks * blockStrideBytes) return Math.floor(within / blockStrideBytes);
+      if (within >= 0 && within < numBlocks * blockStrideBytes)
+        return Math.floor(within / blockStrideBytes);
     }
   }
   return undefined;

@@ -28,12 +28,19 @@ interface Parts {
   readonly tokenizer: Tokenizer;
   readonly journal: KvJournal;
   readonly blocksToZero: Map<string, number>;
-  readonly model: { readonly name: string; readonly directory: string; readonly maxModelLen: number };
+  readonly model: {
+    readonly name: string;
+    readonly directory: string;
+    readonly maxModelLen: number;
+  };
   readonly transportName: string;
   readonly metrics: () => string;
 }
 
-/** A prefill or decode server: model, paged cache, an engine with a connector for each data-parallel rank, HTTP. */
+/**
+ * A prefill or decode server: model, paged cache, an engine with a connector for each data-parallel
+ * rank, HTTP.
+ */
 export class Instance implements ServedInstance {
   url = "";
   port = 0;
@@ -41,7 +48,10 @@ export class Instance implements ServedInstance {
   readonly engines: readonly Engine[];
   /** The engine id of each data-parallel rank, as peers know it. */
   readonly engineIds: readonly string[];
-  /** Where the first data-parallel rank answers handshakes; null for a connector without a side channel. */
+  /**
+   * Where the first data-parallel rank answers handshakes; null for a connector without a side
+   * channel.
+   */
   readonly sideChannel: SideChannelAddress | null;
   readonly tokenizer: Tokenizer;
   readonly modelNames: readonly string[];
@@ -73,7 +83,10 @@ export class Instance implements ServedInstance {
     closers.add("HTTP server", () => instance.#server.close());
     // The engines close before the server, so that clients get the errors of aborted requests.
     for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
-    Object.assign(instance, await instance.#server.listen({ host: config.host, port: config.port }));
+    Object.assign(
+      instance,
+      await instance.#server.listen({ host: config.host, port: config.port }),
+    );
     ambient.log.info("instance-ready", {
       role: config.role,
       url: instance.url,
@@ -97,8 +110,14 @@ export class Instance implements ServedInstance {
     const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = ranks[0]?.platform ?? {};
     return {
       ...config,
-      ...{ port: this.port, sideChannelHost, sideChannelPort, model: model.directory },
-      ...{ maxNumSeqs, prefixCaching, maxConcurrentBatches, maxModelLen: model.maxModelLen },
+      port: this.port,
+      sideChannelHost,
+      sideChannelPort,
+      model: model.directory,
+      maxNumSeqs,
+      prefixCaching,
+      maxConcurrentBatches,
+      maxModelLen: model.maxModelLen,
     };
   }
 
@@ -162,7 +181,8 @@ export class Instance implements ServedInstance {
       gauge(
         "vllm:cache_config_info",
         "Information of the cache.",
-        ({ dpRank }) => `{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0`,
+        ({ dpRank }) =>
+          `{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0`,
       ),
       gauge(
         "vllm:kv_cache_usage_perc",
@@ -185,7 +205,10 @@ export class Instance implements ServedInstance {
     return { digest_tokens: DIGEST_TOKENS, records: this.#parts.journal.records };
   }
 
-  /** Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers are to read, then closes. */
+  /**
+   * Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers are
+   * to read, then closes.
+   */
   async drain(): Promise<void> {
     const { config, ambient } = this.#parts;
     this.#isReady = false;
@@ -207,10 +230,14 @@ export class Instance implements ServedInstance {
 }
 
 /**
- * Starts an instance and its HTTP server. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of the
- * connector, the transport and the side channel. What was opened is closed then.
+ * Starts an instance and its HTTP server. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`,
+ * `KV_MODEL_UNSUPPORTED`; those of the connector, the transport and the side channel. What was
+ * opened is closed then.
  */
-export async function startInstance(config: InstanceConfig, options: InstanceOptions): Promise<Instance> {
+export async function startInstance(
+  config: InstanceConfig,
+  options: InstanceOptions,
+): Promise<Instance> {
   const { transport, sideChannel } = options;
   const metrics = memoryMetrics();
   const environment = ambient({ ...options, metrics });
@@ -228,7 +255,9 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     closers.add("model", () => loaded.close());
     const { directory, vocabSize } = loaded.config;
     const model =
-      config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
+      config.simulate === undefined
+        ? loaded
+        : simulatedModel({ ...config.simulate, clock, vocabSize });
     const name = config.servedModelName ?? loaded.config.name;
     const journal = new KvJournal();
     const blocksToZero = new Map<string, number>();
@@ -236,8 +265,16 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     const ranks: EngineRank[] = [];
     for (let dpRank = 0; dpRank < config.dp; dpRank++) {
       const rank = {
-        ...{ config, transferConfig, transport, sideChannel, model, closers, journal, blocksToZero },
-        ...{ dpRank, servedName: name },
+        config,
+        transferConfig,
+        transport,
+        sideChannel,
+        model,
+        closers,
+        journal,
+        blocksToZero,
+        dpRank,
+        servedName: name,
         // As vLLM names the engines of data-parallel ranks.
         engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
         ambient: environment,
@@ -262,7 +299,11 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
   }
 }
 
-async function waitAtMost(work: Promise<unknown>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {
+async function waitAtMost(
+  work: Promise<unknown>,
+  timeoutMs: number,
+  clock: Ambient["clock"],
+): Promise<void> {
   let timer: { cancel(): void } | undefined;
   const timeout = new Promise<void>((resolve) => {
     timer = clock.setTimer(resolve, timeoutMs);

@@ -54,7 +54,10 @@ export class KvJournal {
     if (this.records.length > CAPACITY) this.records.splice(0, this.records.length - CAPACITY);
   }
 
-  /** Adds to the latest record of a request: the transfer of a sent one, the time of the first token of a received one. */
+  /**
+   * Adds to the latest record of a request: the transfer of a sent one, the time of the first token
+   * of a received one.
+   */
   update(direction: KvRecord["direction"], requestId: string, change: Partial<KvRecord>): void {
     const at = this.records.findLastIndex(
       (record) => record.direction === direction && record.request_id === requestId,
@@ -77,7 +80,9 @@ export interface ObserveKvOptions {
   readonly takeCopies: InstancePlatform["takeCopies"];
 }
 
-/** Engine hooks that record sent and received KV, and zero a block for the demo's negative control. */
+/**
+ * Engine hooks that record sent and received KV, and zero a block for the demo's negative control.
+ */
 export function observeKv(options: ObserveKvOptions): EngineHooks {
   const { pool, journal, meter, clock, digests, blocksToZero, takeCopies } = options;
   const digestsOf = (blockIds: readonly number[], count: number) =>
@@ -88,7 +93,15 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
     { startedMs: number; sinceMs: number; blockIds: readonly number[] | undefined }
   >();
   return {
-    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs }) {
+    async beforeSend({
+      requestId,
+      kvTransferParams,
+      blockIds,
+      tokens,
+      forwardMs,
+      queuedMs,
+      startedMs,
+    }) {
       if (kvTransferParams.do_remote_decode !== true) return;
       const copies = takeCopies(requestId);
       sendable.set(requestId, { startedMs, sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
@@ -114,7 +127,9 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
       // Layer-wise WRITEs begin during the forward pass.
       const measured = meter.take(sent?.blockIds ?? blockIds, startedMs);
       if (measured.transfers === 0) return;
-      journal.update("sent", requestId, { transfer: transferRecord({}, measured, nowMs - sinceMs, 0) });
+      journal.update("sent", requestId, {
+        transfer: transferRecord({}, measured, nowMs - sinceMs, 0),
+      });
     },
     async afterReceive({
       requestId,
@@ -137,12 +152,18 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         queue_ms: queuedMs,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
-        transfer: transferRecord(kvTransferParams, measured, receivedAtMs - admittedMs, copies?.loadMs ?? 0),
+        transfer: transferRecord(
+          kvTransferParams,
+          measured,
+          receivedAtMs - admittedMs,
+          copies?.loadMs ?? 0,
+        ),
       });
       const block = blocksToZero.get(requestId);
       blocksToZero.delete(requestId);
       if (block === undefined) return { damaged: false };
-      // Blocks of the prefix cache are shared with other requests: only received blocks are damaged.
+      // Blocks of the prefix cache are shared with other requests: only received blocks are
+      // damaged.
       const own = blockIds.slice(cachedBlocks);
       const id = own[Math.min(block, own.length - 1)];
       if (id !== undefined) await pool.zeroBlock(id);
@@ -160,7 +181,11 @@ function transferRecord(
   return {
     remote_engine_id: typeof engineId === "string" ? engineId : null,
     remote_request_id: typeof requestId === "string" ? requestId : null,
-    ...{ length_bytes: lengthBytes, transfers, descriptors },
-    ...{ transfer_ms: transferMs, waited_ms: waitedMs, load_ms: loadMs },
+    length_bytes: lengthBytes,
+    transfers,
+    descriptors,
+    transfer_ms: transferMs,
+    waited_ms: waitedMs,
+    load_ms: loadMs,
   };
 }

@@ -22,8 +22,18 @@ test.each<[string, (path: string) => Promise<unknown>, string, RegExp]>([
     "export const a = 1;",
     /its default export is no function that returns a Transport/,
   ],
-  ["a transport", transportOf, "export default () => ({ allocate() {} });", /it lacks createAgent, close/],
-  ["a platform", platformOf, "export default async () => null;", /it lacks kvCacheShape, maxModelLen, check/],
+  [
+    "a transport",
+    transportOf,
+    "export default () => ({ allocate() {} });",
+    /it lacks createAgent, close/,
+  ],
+  [
+    "a platform",
+    platformOf,
+    "export default async () => null;",
+    /it lacks kvCacheShape, maxModelLen, check/,
+  ],
   ["a kind of cache", addCacheKind, "export default 4;", /its default export is no CacheKind/],
 ])("a module that has no %s is refused with the reason", async (_what, load, source, message) => {
   const path = moduleWith(source);

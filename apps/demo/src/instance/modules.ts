@@ -3,10 +3,14 @@ import { KvError, type Log, type Platform, type Transport } from "@kv/interface"
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 
 /**
- * Opens the transport of a module, whose default export is a function `({ log }) => Transport`. `specifier`: a package installed in the working
- * directory, a path, or a `file:` URL. Errors: `KV_CONFIG_INVALID`, and those of the function.
+ * Opens the transport of a module, whose default export is a function `({ log }) => Transport`.
+ * `specifier`: a package installed in the working directory, a path, or a `file:` URL. Errors:
+ * `KV_CONFIG_INVALID`, and those of the function.
  */
-export async function openTransport(specifier: string, options: { readonly log: Log }): Promise<Transport> {
+export async function openTransport(
+  specifier: string,
+  options: { readonly log: Log },
+): Promise<Transport> {
   return made(specifier, await (await factoryIn(specifier, "Transport"))(options), "Transport", [
     "createAgent",
     "allocate",
@@ -14,8 +18,14 @@ export async function openTransport(specifier: string, options: { readonly log: 
   ]);
 }
 
-/** Creates the platform of a module, whose default export is a function `({ log }) => Platform`. Errors: as `openTransport`. */
-export async function createPlatform(specifier: string, options: { readonly log: Log }): Promise<Platform> {
+/**
+ * Creates the platform of a module, whose default export is a function `({ log }) => Platform`.
+ * Errors: as `openTransport`.
+ */
+export async function createPlatform(
+  specifier: string,
+  options: { readonly log: Log },
+): Promise<Platform> {
   return made(specifier, await (await factoryIn(specifier, "Platform"))(options), "Platform", [
     "kvCacheShape",
     "maxModelLen",
@@ -23,7 +33,10 @@ export async function createPlatform(specifier: string, options: { readonly log:
   ]);
 }
 
-/** Adds the kind of cache that a module exports by default to this process's plans, and returns its name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_INVALID`. */
+/**
+ * Adds the kind of cache that a module exports by default to this process's plans, and returns its
+ * name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_INVALID`.
+ */
 export async function addCacheKind(specifier: string): Promise<string> {
   const kind = await defaultExport(specifier);
   if (typeof kind !== "object" || kind === null)
@@ -32,7 +45,10 @@ export async function addCacheKind(specifier: string): Promise<string> {
   return (kind as CacheKind).name;
 }
 
-async function factoryIn(specifier: string, what: string): Promise<(options: { log: Log }) => unknown> {
+async function factoryIn(
+  specifier: string,
+  what: string,
+): Promise<(options: { log: Log }) => unknown> {
   const exported = await defaultExport(specifier);
   if (typeof exported === "function") return exported as (options: { log: Log }) => unknown;
   throw invalid(specifier, `its default export is no function that returns a ${what}`);
@@ -43,7 +59,10 @@ function made<T>(specifier: string, value: unknown, what: string, methods: reado
     (name) => typeof (value as Record<string, unknown> | null)?.[name] !== "function",
   );
   if (lacking.length === 0) return value as T;
-  throw invalid(specifier, `what its default export returns is no ${what}: it lacks ${lacking.join(", ")}`);
+  throw invalid(
+    specifier,
+    `what its default export returns is no ${what}: it lacks ${lacking.join(", ")}`,
+  );
 }
 
 async function defaultExport(specifier: string): Promise<unknown> {

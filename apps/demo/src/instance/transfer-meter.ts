@@ -37,7 +37,10 @@ interface Entry {
 /** Limit of remembered transfers; those of failed requests are never taken. */
 const MAX_ENTRIES = 4096;
 
-/** Measures transfers at the transport, by the local blocks that they use. Every connector is measured in the same way. */
+/**
+ * Measures transfers at the transport, by the local blocks that they use. Every connector is
+ * measured in the same way.
+ */
 export function meterTransfers(transport: Transport, { clock, blockAt }: TransferMeterOptions) {
   let entries: Entry[] = [];
   let first: Agent | undefined;
@@ -58,14 +61,18 @@ export function meterTransfers(transport: Transport, { clock, blockAt }: Transfe
         const address =
           table === undefined
             ? undefined
-            : addressOf(table, ((request.runs ?? request.localIds)[0] ?? 0) + (request.offsets?.[0] ?? 0));
+            : addressOf(
+                table,
+                ((request.runs ?? request.localIds)[0] ?? 0) + (request.offsets?.[0] ?? 0),
+              );
         const block = address === undefined ? undefined : blockAt(address);
         const transfer = agent.transfer(request);
         if (block === undefined) return transfer;
         // A failed transfer is not measured; the connector handles its error.
         transfer.done.then(
           ({ lengthBytes, descriptorCount, transferMs }) => {
-            // The transport's own measurement: this thread may have been busy when the transfer ended.
+            // The transport's own measurement: this thread may have been busy when the transfer
+            // ended.
             const endMs = startMs + transferMs;
             entries.push({ block, startMs, endMs, lengthBytes, descriptors: descriptorCount });
             if (entries.length > MAX_ENTRIES) entries = entries.slice(MAX_ENTRIES / 2);
@@ -87,12 +94,17 @@ export function meterTransfers(transport: Transport, { clock, blockAt }: Transfe
     }),
     /** The backends of the first agent; empty before there is one. */
     backends: () => first?.backends ?? [],
-    /** Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them. */
+    /**
+     * Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them.
+     */
     take(blockIds: readonly number[], sinceMs: number): Measured {
       const wanted = new Set(blockIds);
       const mine = entries.filter(({ block, startMs }) => wanted.has(block) && startMs >= sinceMs);
       entries = entries.filter(({ block }) => !wanted.has(block));
-      const start = mine.reduce((least, { startMs }) => Math.min(least, startMs), Number.POSITIVE_INFINITY);
+      const start = mine.reduce(
+        (least, { startMs }) => Math.min(least, startMs),
+        Number.POSITIVE_INFINITY,
+      );
       const end = mine.reduce((most, { endMs }) => Math.max(most, endMs), Number.NEGATIVE_INFINITY);
       return {
         lengthBytes: mine.reduce((sum, entry) => sum + entry.lengthBytes, 0),

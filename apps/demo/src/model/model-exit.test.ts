@@ -19,7 +19,8 @@ afterAll(async () => {
   await rm(cacheDirectory, { recursive: true });
 });
 
-const step = "model.forward({ sequenceId: 'a', tokens: new Int32Array(1000).fill(7), position: 0 })";
+const step =
+  "model.forward({ sequenceId: 'a', tokens: new Int32Array(1000).fill(7), position: 0 })";
 // The pause lets the step begin before the process exits.
 const later = (what: string) => `setTimeout(() => { ${what} }, 30);`;
 

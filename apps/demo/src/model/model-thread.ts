@@ -19,7 +19,10 @@ interface Call {
   reject(error: unknown): void;
 }
 
-/** Starts the model's thread. Calls are queued here, so that those that have not started end with `close`. */
+/**
+ * Starts the model's thread. Calls are queued here, so that those that have not started end with
+ * `close`.
+ */
 export async function startModelThread(start: WorkerStart) {
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
@@ -61,7 +64,11 @@ export async function startModelThread(start: WorkerStart) {
       } catch (error) {
         setIdle(busy);
         call.reject(
-          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be transferred to the model's thread"),
+          KvError.from(
+            error,
+            "KV_MEMORY_INVALID",
+            "the past cannot be transferred to the model's thread",
+          ),
         );
       }
     }
@@ -69,12 +76,17 @@ export async function startModelThread(start: WorkerStart) {
 
   const shape = await new Promise<SessionShape>((resolve, reject) => {
     worker.on("error", (cause) => {
-      const error = new KvError("KV_ENGINE_FAILED", `the model's thread failed: ${cause}`, { cause });
+      const error = new KvError("KV_ENGINE_FAILED", `the model's thread failed: ${cause}`, {
+        cause,
+      });
       died(error);
       reject(error);
     });
     worker.once("exit", (code) => {
-      const error = new KvError("KV_ENGINE_FAILED", `the model's thread ended with exit code ${code}`);
+      const error = new KvError(
+        "KV_ENGINE_FAILED",
+        `the model's thread ended with exit code ${code}`,
+      );
       died(error);
       reject(error);
     });

@@ -3,7 +3,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with { type: "json" };
+import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with {
+  type: "json",
+};
 import qwen2 from "../../fixtures/model/qwen2-bf16/expected.json" with { type: "json" };
 import reference from "../../fixtures/model/tiny-qwen3.json" with { type: "json" };
 import { kvBytes } from "../engine/cache/kv-layout.js";
@@ -30,7 +32,10 @@ afterAll(async () => {
 let sequences = 0;
 const freshId = () => `sequence-${sequences++}`;
 
-/** Runs the prompt in pieces, then decodes greedily. Returns the tokens and the step that chose the first one. */
+/**
+ * Runs the prompt in pieces, then decodes greedily. Returns the tokens and the step that chose the
+ * first one.
+ */
 async function generate(
   on: Model,
   tokens: readonly number[],
@@ -113,7 +118,8 @@ test("a zeroed block of the past changes the generated tokens", async () => {
   const run = async (zeroed: number[]) => {
     const kv = new Float32Array(firstTokens(first.newKv, 100, 99));
     for (const token of zeroed) {
-      for (let row = 0; row < 16; row++) kv.fill(0, (row * 99 + token) * 64, (row * 99 + token + 1) * 64);
+      for (let row = 0; row < 16; row++)
+        kv.fill(0, (row * 99 + token) * 64, (row * 99 + token + 1) * 64);
     }
     return await generate(model, prompt, 16, { past: { tokens: 99, kv: kv.buffer }, pieces: [1] });
   };
@@ -130,7 +136,11 @@ test("interleaved sequences do not affect each other", async () => {
     generate(model, other, 12, { pieces: [20, 80] }),
     generate(model, prompt, 16),
   ]);
-  expect([one.tokens, two.tokens, three.tokens]).toEqual([reference.greedy, alone.tokens, reference.greedy]);
+  expect([one.tokens, two.tokens, three.tokens]).toEqual([
+    reference.greedy,
+    alone.tokens,
+    reference.greedy,
+  ]);
 });
 
 test("position 0 starts a sequence again", async () => {
@@ -149,8 +159,16 @@ describe("refuses", () => {
     ["a negative token", () => ({ tokens: Int32Array.of(-1) }), /-1/],
     ["more tokens than fit", () => ({ tokens: new Int32Array(2049) }), /2049 .*2048/],
     ["a position without its past", () => ({ position: 3 }), /position 3.*none/],
-    ["a past of another length", () => ({ position: 4, past: { tokens: 3, kv: kv() } }), /3 tokens.*4/],
-    ["a past of too few bytes", () => ({ position: 4, past: { tokens: 4, kv: kv() } }), /12288 bytes.*16384/],
+    [
+      "a past of another length",
+      () => ({ position: 4, past: { tokens: 3, kv: kv() } }),
+      /3 tokens.*4/,
+    ],
+    [
+      "a past of too few bytes",
+      () => ({ position: 4, past: { tokens: 4, kv: kv() } }),
+      /12288 bytes.*16384/,
+    ],
     ["no logprobs", () => ({ topLogprobs: 0 }), /between 1 and 100/],
   ])("%s", async (_, change, message) => {
     const request = { sequenceId: freshId(), tokens, position: 0, ...change() };
@@ -177,7 +195,9 @@ describe("refuses", () => {
   test("a past that makes the logits NaN or infinite", async () => {
     const past = { tokens: 3, kv: kv() };
     new Float32Array(past.kv).fill(Number.NaN);
-    await expect(model.forward({ sequenceId: freshId(), tokens, position: 3, past })).rejects.toMatchObject({
+    await expect(
+      model.forward({ sequenceId: freshId(), tokens, position: 3, past }),
+    ).rejects.toMatchObject({
       code: "KV_ENGINE_FAILED",
       message: expect.stringContaining("not finite"),
     });
@@ -190,7 +210,9 @@ test("after a failed step with a loaded past the sequence cannot continue", asyn
   await model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 });
   const past = { tokens: 3, kv: new ArrayBuffer(kvBytes(model.config, 3)) };
   new Float32Array(past.kv).fill(Number.NaN);
-  await expect(model.forward({ sequenceId, tokens, position: 3, past })).rejects.toThrow(/not finite/);
+  await expect(model.forward({ sequenceId, tokens, position: 3, past })).rejects.toThrow(
+    /not finite/,
+  );
   await expect(model.forward({ sequenceId, tokens, position: 100 })).rejects.toThrow(
     /holds none of its tokens/,
   );
@@ -207,7 +229,8 @@ test("tokens are copied when the call is made", async () => {
 
 test("close finishes the running step, rejects waiting ones, and may be called again", async () => {
   const own = await loadModel({ cacheDirectory: join(scratch, "cache") });
-  const step = () => own.forward({ sequenceId: freshId(), tokens: Int32Array.from(prompt), position: 0 });
+  const step = () =>
+    own.forward({ sequenceId: freshId(), tokens: Int32Array.from(prompt), position: 0 });
   const running = step();
   const waiting = step();
   const rejected = expect(waiting).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED" });
@@ -237,7 +260,12 @@ test("a model with a half-precision cache reads and writes the same wire order",
   const json = tinyModelConfig();
   await writeFile(join(directory, "config.json"), JSON.stringify(json));
   const config = readDecoderConfig(json, { where: "half" });
-  await buildOnnx({ config, weights: seededWeights(config, { seed: 1234 }), directory, kvType: "float16" });
+  await buildOnnx({
+    config,
+    weights: seededWeights(config, { seed: 1234 }),
+    directory,
+    kvType: "float16",
+  });
   const half = await loadModel({ directory });
   try {
     expect(half.config).toMatchObject({ kvType: "float16" });
@@ -256,7 +284,9 @@ test("a model with a half-precision cache reads and writes the same wire order",
 });
 
 test("an export by optimum in half precision, logits included, is used as it is", async () => {
-  const directory = fileURLToPath(new URL("../../fixtures/model/optimum-llama-float16", import.meta.url));
+  const directory = fileURLToPath(
+    new URL("../../fixtures/model/optimum-llama-float16", import.meta.url),
+  );
   const exported = await loadModel({ directory });
   try {
     expect(exported.config).toMatchObject({
@@ -267,7 +297,9 @@ test("an export by optimum in half precision, logits included, is used as it is"
       kvType: "float16",
     });
     for (const pieces of [[40], [25, 15]]) {
-      expect((await generate(exported, optimum.prompt, 12, { pieces })).tokens).toEqual(optimum.greedy);
+      expect((await generate(exported, optimum.prompt, 12, { pieces })).tokens).toEqual(
+        optimum.greedy,
+      );
     }
   } finally {
     await exported.close();
@@ -284,7 +316,9 @@ test("a directory that is not a model is refused by name", async () => {
   await expect(loadModel({ directory }), "without its weights").rejects.toMatchObject({
     code: "KV_MODEL_UNSUPPORTED",
   });
-  await expect(loadModel({ intraOpThreads: 0 })).rejects.toMatchObject({ code: "KV_CONFIG_INVALID" });
+  await expect(loadModel({ intraOpThreads: 0 })).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+  });
 });
 
 /** The first `count` tokens of each head of KV in wire order. */

@@ -13,33 +13,47 @@ export interface ModelConfig extends EngineModelConfig {
   readonly kvType: SessionShape["kvType"];
 }
 
-/** A decoder on its own thread. Calls run one after another, in the order in which they were made. */
+/**
+ * A decoder on its own thread. Calls run one after another, in the order in which they were made.
+ */
 export interface Model extends EngineModel {
   readonly config: ModelConfig;
   /**
    * One step of one sequence.
    *
-   * @throws KvError KV_REQUEST_INVALID for tokens or positions out of range, a past of the wrong length, or a
+   * @throws KvError KV_REQUEST_INVALID for tokens or positions out of range, a past of the wrong
+   * length, or a
    *   position that does not continue the worker's KV; KV_REQUEST_ABORTED when the model is closed before the step
    *   starts; KV_ENGINE_FAILED when the step fails or the thread dies.
    */
   forward(input: ForwardInput): Promise<ForwardDone>;
-  /** Ends the thread after the step in progress; steps that wait are rejected. May be called again. */
+  /**
+   * Ends the thread after the step in progress; steps that wait are rejected. May be called again.
+   */
   close(): Promise<void>;
 }
 
 export interface LoadOptions extends PrepareOptions {
-  /** A directory with an exported decoder or a Hugging Face checkpoint; default: the built-in tiny model. */
+  /**
+   * A directory with an exported decoder or a Hugging Face checkpoint; default: the built-in tiny
+   * model.
+   */
   directory?: string | undefined;
   /** Threads of ONNX Runtime; default 1. */
   intraOpThreads?: number | undefined;
 }
 
-/** @throws KvError KV_CONFIG_INVALID or KV_MODEL_UNSUPPORTED, naming the file and what is wrong with it. */
+/**
+ * @throws KvError KV_CONFIG_INVALID or KV_MODEL_UNSUPPORTED, naming the file and what is wrong with
+ * it.
+ */
 export async function loadModel(options: LoadOptions = {}): Promise<Model> {
   const { directory, intraOpThreads = 1, ...prepare } = options;
   if (!Number.isInteger(intraOpThreads) || intraOpThreads < 1 || intraOpThreads > 1024) {
-    throw new KvError("KV_CONFIG_INVALID", `intraOpThreads ${intraOpThreads} is not between 1 and 1024`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `intraOpThreads ${intraOpThreads} is not between 1 and 1024`,
+    );
   }
   const prepared = await prepareModel(directory, prepare);
   const facts = await readModelFacts(prepared.directory);
@@ -103,7 +117,8 @@ function checkForward(input: ForwardInput, limits: EngineModelConfig): void {
       refuse(`token id ${token} is outside the vocabulary of ${limits.vocabSize}`);
     }
   }
-  if (!Number.isInteger(position) || position < 0) refuse(`position ${position} is not a number of tokens`);
+  if (!Number.isInteger(position) || position < 0)
+    refuse(`position ${position} is not a number of tokens`);
   const end = position + tokens.length;
   if (end > limits.maxModelLen) {
     refuse(`${end} tokens exceed the model's limit of ${limits.maxModelLen}`);
@@ -113,7 +128,8 @@ function checkForward(input: ForwardInput, limits: EngineModelConfig): void {
     refuse(`topLogprobs ${topLogprobs} is not between 1 and ${most}`);
   }
   if (past === undefined) return;
-  if (past.tokens !== position) refuse(`its past has ${past.tokens} tokens, its position is ${position}`);
+  if (past.tokens !== position)
+    refuse(`its past has ${past.tokens} tokens, its position is ${position}`);
   const expected = kvBytes(limits, past.tokens);
   if (past.kv.byteLength !== expected) {
     refuse(`its past has ${past.kv.byteLength} bytes, ${past.tokens} tokens have ${expected}`);

@@ -16,7 +16,9 @@ afterEach(async () => {
 });
 
 test("concurrent calls build one model, which is reused", async () => {
-  const all = await Promise.all([1, 2, 3].map(() => prepareModel(undefined, { cacheDirectory: scratch })));
+  const all = await Promise.all(
+    [1, 2, 3].map(() => prepareModel(undefined, { cacheDirectory: scratch })),
+  );
   const [first] = all;
   expect(new Set(all.map(({ onnxPath }) => onnxPath)).size).toBe(1);
   expect(await readdir(scratch)).toHaveLength(1);
@@ -39,7 +41,10 @@ test("a failed build leaves nothing behind", async () => {
 test("a checkpoint is converted once, and its directory is not changed", async () => {
   const before = await readdir(checkpoint);
   const messages: string[] = [];
-  const options = { cacheDirectory: scratch, onProgress: (message: string) => messages.push(message) };
+  const options = {
+    cacheDirectory: scratch,
+    onProgress: (message: string) => messages.push(message),
+  };
   const first = await prepareModel(checkpoint, options);
   expect(await prepareModel(checkpoint, options)).toEqual(first);
   expect(first).toMatchObject({ name: "qwen2-bf16", directory: checkpoint });

@@ -8,7 +8,13 @@ import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { buildOnnx, onnxBuilderVersion, onnxFileName } from "./onnx/build-onnx.js";
 import { tinyModelConfig, tinyModelName, writeTinyModel } from "./tiny-model.js";
-import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./weights/checkpoint.js";
+import {
+  checkpointDigest,
+  checkpointFiles,
+  exists,
+  openCheckpoint,
+  readJson,
+} from "./weights/checkpoint.js";
 import { readDecoderConfig } from "./weights/decoder-config.js";
 
 /** The files of a model that is ready to be opened. */
@@ -22,25 +28,37 @@ export interface PreparedModel {
 export interface PrepareOptions {
   /** Default: `node_modules/.cache/kv-demo` of the repository. */
   cacheDirectory?: string | undefined;
-  /** Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Only for the built-in model. */
+  /**
+   * Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Only for the built-in
+   * model.
+   */
   tinyKvHeads?: number | undefined;
   /** Called before a build that takes seconds to minutes (a large checkpoint). */
   onProgress?: ((message: string) => void) | undefined;
 }
 
-/** Paths of an exported model, in the order in which they are tried: optimum's, then that of ONNX repositories on the Hub. */
+/**
+ * Paths of an exported model, in the order in which they are tried: optimum's, then that of ONNX
+ * repositories on the Hub.
+ */
 const exportedPlaces = [onnxFileName, join("onnx", onnxFileName)];
 
 /**
- * Makes a model ready to be opened. Without a directory: the built-in tiny model, generated on first use. With one:
- * a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is used unchanged; a Hugging Face checkpoint
- * (`config.json` and `*.safetensors`) is converted into the cache once.
+ * Makes a model ready to be opened. Without a directory: the built-in tiny model, generated on
+ * first use. With one: a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is used
+ * unchanged; a Hugging Face checkpoint (`config.json` and `*.safetensors`) is converted into the
+ * cache once.
  *
- * @throws KvError KV_CONFIG_INVALID when the directory holds neither, KV_MODEL_UNSUPPORTED when it cannot be converted.
+ * @throws KvError KV_CONFIG_INVALID when the directory holds neither, KV_MODEL_UNSUPPORTED when it
+ * cannot be converted.
  */
 export async function prepareModel(
   directory: string | undefined,
-  { cacheDirectory = defaultCacheDirectory(), tinyKvHeads, onProgress = () => {} }: PrepareOptions = {},
+  {
+    cacheDirectory = defaultCacheDirectory(),
+    tinyKvHeads,
+    onProgress = () => {},
+  }: PrepareOptions = {},
 ): Promise<PreparedModel> {
   if (directory === undefined) {
     const kvHeads = tinyKvHeads ?? 4;
@@ -61,7 +79,10 @@ export async function prepareModel(
   }
   const configPath = join(home, "config.json");
   if (!(await exists(configPath))) {
-    throw new KvError("KV_CONFIG_INVALID", `${home} is not a model directory: it has no config.json`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${home} is not a model directory: it has no config.json`,
+    );
   }
   for (const place of exportedPlaces) {
     const onnxPath = join(home, place);
@@ -98,7 +119,10 @@ function digest(...parts: string[]): string {
   return hash.digest("hex").slice(0, 16);
 }
 
-/** `node_modules/.cache/kv-demo` of the repository that this file is in; of the system's temporary directory elsewhere. */
+/**
+ * `node_modules/.cache/kv-demo` of the repository that this file is in; of the system's temporary
+ * directory elsewhere.
+ */
 export function defaultCacheDirectory(): string {
   let directory = dirname(fileURLToPath(import.meta.url));
   for (;;) {
@@ -112,9 +136,9 @@ export function defaultCacheDirectory(): string {
 }
 
 /**
- * The directory `cache/key`, filled by `write` when it does not exist. It appears complete or not at all: it is
- * written under another name and renamed, so that several processes may start at once and a killed one leaves
- * no incomplete directory.
+ * The directory `cache/key`, filled by `write` when it does not exist. It appears complete or not
+ * at all: it is written under another name and renamed, so that several processes may start at once
+ * and a killed one leaves no incomplete directory.
  */
 export async function cachedDirectory(
   cache: string,
@@ -136,7 +160,10 @@ export async function cachedDirectory(
   return target;
 }
 
-/** Facts from the JSON files of a model. The number of layers and the KV shape are read from the ONNX session. */
+/**
+ * Facts from the JSON files of a model. The number of layers and the KV shape are read from the
+ * ONNX session.
+ */
 export interface ModelFacts {
   kvHeads: number | undefined;
   headDim: number | undefined;
@@ -147,7 +174,9 @@ export interface ModelFacts {
 }
 
 const size = z.number().int().positive().nullish();
-const tokenIds = z.union([z.number().int().nonnegative(), z.array(z.number().int().nonnegative())]).nullish();
+const tokenIds = z
+  .union([z.number().int().nonnegative(), z.array(z.number().int().nonnegative())])
+  .nullish();
 const schema = z.looseObject({
   num_attention_heads: size,
   num_key_value_heads: size,
@@ -163,7 +192,8 @@ const schema = z.looseObject({
 const generationSchema = z.looseObject({ eos_token_id: tokenIds });
 
 /**
- * Reads config.json and, where present, generation_config.json (whose end-of-sequence tokens take precedence, as in vLLM).
+ * Reads config.json and, where present, generation_config.json (whose end-of-sequence tokens take
+ * precedence, as in vLLM).
  *
  * @throws KvError KV_CONFIG_INVALID naming the file and the value.
  */
@@ -171,7 +201,8 @@ export async function readModelFacts(directory: string): Promise<ModelFacts> {
   const read = async <T>(file: string, shape: z.ZodType<T>): Promise<T> => {
     const path = join(directory, file);
     const parsed = shape.safeParse(await readJson(path));
-    if (!parsed.success) throw new KvError("KV_CONFIG_INVALID", `${path}: ${z.prettifyError(parsed.error)}`);
+    if (!parsed.success)
+      throw new KvError("KV_CONFIG_INVALID", `${path}: ${z.prettifyError(parsed.error)}`);
     return parsed.data;
   };
   const config = await read("config.json", schema);
@@ -192,7 +223,8 @@ export async function readModelFacts(directory: string): Promise<ModelFacts> {
   return {
     kvHeads: config.num_key_value_heads ?? heads,
     headDim:
-      config.head_dim ?? (heads !== undefined && hiddenSize !== undefined ? hiddenSize / heads : undefined),
+      config.head_dim ??
+      (heads !== undefined && hiddenSize !== undefined ? hiddenSize / heads : undefined),
     vocabSize: config.vocab_size ?? undefined,
     maxModelLen,
     eosTokenIds: typeof eos === "number" ? [eos] : eos,

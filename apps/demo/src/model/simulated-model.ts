@@ -8,15 +8,21 @@ export interface SimulatedModelOptions {
   readonly headDim: number;
   readonly vocabSize: number;
   readonly maxModelLen: number;
-  /** Duration of a forward pass of 512 tokens. It is proportional to the number of tokens; each layer takes an equal part. */
+  /**
+   * Duration of a forward pass of 512 tokens. It is proportional to the number of tokens; each
+   * layer takes an equal part.
+   */
   readonly forwardMsPer512Tokens: number;
-  /** Shortest duration of a forward pass, as an accelerator reads all weights for each. Default: 0. */
+  /**
+   * Shortest duration of a forward pass, as an accelerator reads all weights for each. Default: 0.
+   */
   readonly leastPassMs?: number | undefined;
 }
 
 /**
- * A model for benchmarks that takes time and computes nothing. Its KV encodes token and position, and the next token follows from the last one.
- * It does not use past KV, so transferred KV must be compared by its digests.
+ * A model for benchmarks that takes time and computes nothing. Its KV encodes token and position,
+ * and the next token follows from the last one. It does not use past KV, so transferred KV must be
+ * compared by its digests.
  */
 export function simulatedModel(options: SimulatedModelOptions): EngineModel {
   const {
@@ -32,7 +38,10 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
   const width = 2 * headDim;
   /** Of one layer. */
   const tokenBytes = kvHeads * width * Float32Array.BYTES_PER_ELEMENT;
-  /** The buffer of a prompt's layer that was stored. Megabytes of new buffers would make V8 run full collections. */
+  /**
+   * The buffer of a prompt's layer that was stored. Megabytes of new buffers would make V8 run full
+   * collections.
+   */
   let spare: ArrayBuffer | undefined;
   const bufferFor = (tokens: number): Float32Array<ArrayBuffer> => {
     const lengthBytes = tokens * tokenBytes;
@@ -65,7 +74,9 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
       const leftMs = dueMs - clock.now();
       // Timers are off by up to a millisecond; the next layer makes up for it.
       if (leftMs < 0.5) return;
-      await new Promise<void>((resolve) => void clock.setTimer(resolve, Math.round(leftMs), { ref: true }));
+      await new Promise<void>(
+        (resolve) => void clock.setTimer(resolve, Math.round(leftMs), { ref: true }),
+      );
     },
     layerStored(buffer) {
       // One step has at most one prompt. A single token's buffer is small.

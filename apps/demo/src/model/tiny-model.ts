@@ -13,7 +13,10 @@ interface TinyModelOptions {
   readonly maxModelLen?: number;
 }
 
-/** The `config.json` of the demo's model: 2.9 million random weights in the shape of Qwen3, and words `t0` to `t1023`. */
+/**
+ * The `config.json` of the demo's model: 2.9 million random weights in the shape of Qwen3, and
+ * words `t0` to `t1023`.
+ */
 export function tinyModelConfig({
   kvHeads = 4,
   maxModelLen = 2048,
@@ -43,13 +46,20 @@ export function tinyModelConfig({
   };
 }
 
-// Tokens 3 to 5 open a user's turn, any other turn and the answer; nothing was trained, so any would do.
+// Tokens 3 to 5 open a user's turn, any other turn and the answer; nothing was trained, so any
+// would do.
 const chatTemplate =
   "{% for message in messages %}{{ 't3 ' if message['role'] == 'user' else 't4 ' }}{{ message['content'] }} {% endfor %}" +
   "{% if add_generation_prompt %}t5{% endif %}";
 
-/** Writes the demo's model as a directory: config.json, tokenizer_config.json, model.onnx and its data. */
-export async function writeTinyModel(directory: string, options: TinyModelOptions = {}): Promise<void> {
+/**
+ * Writes the demo's model as a directory: config.json, tokenizer_config.json, model.onnx and its
+ * data.
+ */
+export async function writeTinyModel(
+  directory: string,
+  options: TinyModelOptions = {},
+): Promise<void> {
   const json = tinyModelConfig(options);
   const config = readDecoderConfig(json, { where: tinyModelName });
   await buildOnnx({ config, weights: seededWeights(config, { seed }), directory });

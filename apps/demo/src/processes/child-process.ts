@@ -31,7 +31,10 @@ export interface Child extends ReadyServer {
 
 const READY_TIMEOUT_MS = 120_000;
 
-/** Starts a role of this program. Errors: the child's own `KvError` when it fails to start; `KV_ENGINE_FAILED` when it ends or is not ready in time. */
+/**
+ * Starts a role of this program. Errors: the child's own `KvError` when it fails to start;
+ * `KV_ENGINE_FAILED` when it ends or is not ready in time.
+ */
 export async function startChild({ name, args }: ChildOptions): Promise<Child> {
   const module = createRequire(import.meta.url).resolve("@kv/demo/main");
   // Its stdout goes to stderr, because stdout is for results.
@@ -43,7 +46,13 @@ export async function startChild({ name, args }: ChildOptions): Promise<Child> {
       prefix: `${name}: `,
       timeoutMs: READY_TIMEOUT_MS,
     });
-    return { name, pid: child.pid, ...server, ended: child.ended, stop: () => child.close("SIGTERM") };
+    return {
+      name,
+      pid: child.pid,
+      ...server,
+      ended: child.ended,
+      stop: () => child.close("SIGTERM"),
+    };
   } catch (error) {
     child.kill();
     await child.ended;
@@ -54,7 +63,10 @@ export async function startChild({ name, args }: ChildOptions): Promise<Child> {
 export interface SupervisorOptions {
   /** Starts the server: anew, or at the addresses of a child that ended. */
   readonly start: (before?: Pick<Child, "port" | "sideChannel">) => Promise<Child>;
-  /** Whether a server that has ended is restarted. False: its end is only logged. Asked again before the restart, as all servers may end with their terminal. */
+  /**
+   * Whether a server that has ended is restarted. False: its end is only logged. Asked again before
+   * the restart, as all servers may end with their terminal.
+   */
   readonly restart: () => boolean;
   readonly log: Log;
 }

@@ -4,7 +4,9 @@ import { printError } from "@kv/program";
 const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/** Logs lines of JSON to stderr, because stdout is for results. `fixed` fields are on every line. */
+/**
+ * Logs lines of JSON to stderr, because stdout is for results. `fixed` fields are on every line.
+ */
 export function jsonLog(level: LogLevel, fixed: LogFields = {}): Log {
   const minimum = LOG_LEVELS.indexOf(level);
   const at = (name: LogLevel) => (event: string, fields?: LogFields) => {

@@ -6,7 +6,9 @@ export function parseJson(option: string, text: string): Record<string, unknown>
   try {
     value = JSON.parse(text);
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `${option} is not JSON: ${(cause as Error).message}`, { cause });
+    throw new KvError("KV_CONFIG_INVALID", `${option} is not JSON: ${(cause as Error).message}`, {
+      cause,
+    });
   }
   if (typeof value === "object" && value !== null && !Array.isArray(value))
     return value as Record<string, unknown>;

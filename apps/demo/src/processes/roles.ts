@@ -24,7 +24,10 @@ export interface ServerFlags {
   readonly child?: boolean | undefined;
 }
 
-/** Options of `prefill`, `decode` and `instance`. The options are settings of an instance, and come before those of `config`. */
+/**
+ * Options of `prefill`, `decode` and `instance`. The options are settings of an instance, and come
+ * before those of `config`.
+ */
 export interface InstanceFlags extends ServerFlags {
   readonly kvTransferConfig?: string | undefined;
   readonly extraConfig?: string | undefined;
@@ -65,7 +68,15 @@ export async function runInstance(
 /** The settings of an instance from the options of its command. Errors: `KV_CONFIG_INVALID`. */
 export function instanceSettings(
   role: "prefill" | "decode" | undefined,
-  { config, kvTransferConfig, extraConfig, logLevel: _, child: __, trace: ___, ...options }: InstanceFlags,
+  {
+    config,
+    kvTransferConfig,
+    extraConfig,
+    logLevel: _,
+    child: __,
+    trace: ___,
+    ...options
+  }: InstanceFlags,
 ): Record<string, unknown> {
   const given = configOf({ config });
   const usual: Record<string, unknown> = {
@@ -101,7 +112,10 @@ function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unkno
 /** Runs the proxy in this process. */
 export async function runProxy(flags: ProxyFlags): Promise<void> {
   const given = configOf(flags) as ProxySettingsInput & { port?: number };
-  const { port = 0, ...settings } = { ...given, ...(flags.port === undefined ? {} : { port: flags.port }) };
+  const { port = 0, ...settings } = {
+    ...given,
+    ...(flags.port === undefined ? {} : { port: flags.port }),
+  };
   const { prefill, decode, mode, adminPort } = flags;
   const resolved: ProxySettingsInput = {
     ...settings,
@@ -127,7 +141,14 @@ export async function runPicker(flags: ServerFlags): Promise<void> {
     const { host, port: bound } = await picker.listen({ port: flags.port ?? configured });
     const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
     const shown = { config: { ...settings, port: bound } };
-    return { url, port: bound, backend: null, sideChannel: null, shown, drain: () => picker.close() };
+    return {
+      url,
+      port: bound,
+      backend: null,
+      sideChannel: null,
+      shown,
+      drain: () => picker.close(),
+    };
   });
 }
 
@@ -142,8 +163,9 @@ interface Server extends ReadyServer {
 const EXIT_TIMEOUT_MS = 2000;
 
 /**
- * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends the process at once. A child of the demo reports over IPC and
- * ends when its parent is gone: the channel closes even when the parent is killed. A process that a user started prints one line of JSON, with the
+ * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends the process at once.
+ * A child of the demo reports over IPC and ends when its parent is gone: the channel closes even
+ * when the parent is killed. A process that a user started prints one line of JSON, with the
  * settings in effect.
  */
 async function runServer(
@@ -190,11 +212,15 @@ async function runServer(
     return;
   }
   const { url, port, backend, sideChannel, shown } = server;
-  if (isChild) await sendToOwner({ value: { url, port, backend, sideChannel } satisfies ReadyServer });
+  if (isChild)
+    await sendToOwner({ value: { url, port, backend, sideChannel } satisfies ReadyServer });
   else print(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
 }
 
-/** Closes the channel to the parent, which keeps the process alive, so that the process ends when everything is closed. */
+/**
+ * Closes the channel to the parent, which keeps the process alive, so that the process ends when
+ * everything is closed.
+ */
 function exit(code: number): void {
   process.exitCode = code;
   process.removeAllListeners("disconnect");

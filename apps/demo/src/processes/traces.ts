@@ -10,7 +10,10 @@ export interface Traces {
   close(): Promise<void>;
 }
 
-/** Spans go to `file`, and to the OTLP endpoint that the environment names. Errors: those of `openSpanOutput`. */
+/**
+ * Spans go to `file`, and to the OTLP endpoint that the environment names. Errors: those of
+ * `openSpanOutput`.
+ */
 export function openTraces(
   file: string | undefined,
   { service, instance, log }: { service: string; instance: string; log: Log },

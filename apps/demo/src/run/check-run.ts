@@ -17,8 +17,9 @@ export interface CheckedRequest {
   /** Time of copies from the prefill instance's device to host memory. */
   readonly saveMs: number;
   /**
-   * The decode instance's wait for the KV without the transfer and without the prefill instance's part: at first contact handshake, plan and
-   * prepared lists; then the messages and steps around a transfer.
+   * The decode instance's wait for the KV without the transfer and without the prefill instance's
+   * part: at first contact handshake, plan and prepared lists; then the messages and steps around a
+   * transfer.
    */
   readonly connectMs: number;
   readonly transferMs: number;
@@ -48,14 +49,20 @@ export interface CheckedRun {
 }
 
 export interface CheckOptions extends Omit<PreparedRun, "modelName"> {
-  /** The proxy sends both requests of a pushed prompt at once, so the decode instance waits while the prompt is computed. */
+  /**
+   * The proxy sends both requests of a pushed prompt at once, so the decode instance waits while
+   * the prompt is computed.
+   */
   readonly atOnce?: boolean | undefined;
   /** Makes the request ids of this run unique. */
   readonly runId: string;
   readonly log: Log;
 }
 
-/** Sends all prompts at once; compares tokens with the reference and received KV with sent KV; runs a second round and the negative control. */
+/**
+ * Sends all prompts at once; compares tokens with the reference and received KV with sent KV; runs
+ * a second round and the negative control.
+ */
 export async function checkRun(cluster: Cluster, options: CheckOptions): Promise<CheckedRun> {
   const { control, runId, log } = options;
   const { url } = cluster.proxy;
@@ -71,7 +78,10 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
   return { ok, requests, warm, control: controlled };
 }
 
-/** Sends the prompts of one round at once. Their KV is compared before the negative control, which damages KV. */
+/**
+ * Sends the prompts of one round at once. Their KV is compared before the negative control, which
+ * damages KV.
+ */
 async function checkRound(
   cluster: Cluster,
   { atOnce = true, log }: Pick<CheckOptions, "atOnce" | "log">,
@@ -118,7 +128,12 @@ function checkRequest(
     ? kv.difference
     : `the tokens are ${tokens.join(" ")}, expected ${expected.join(" ")}`;
   const known = Object.values(parts).reduce((sum, ms) => sum + ms, 0);
-  const times = { ttftMs, otherMs: Math.max(0, ttftMs - known), decodeMs: totalMs - ttftMs, totalMs };
+  const times = {
+    ttftMs,
+    otherMs: Math.max(0, ttftMs - known),
+    decodeMs: totalMs - ttftMs,
+    totalMs,
+  };
   return { ...measured, ...times, outputTokens: tokens.length, tokensEqual, problem };
 }
 
@@ -145,7 +160,9 @@ function partsOf({ sent, received, transfer }: KvComparison, atOnce: boolean) {
 const RECORD_ATTEMPTS = 20;
 const RECORD_PAUSE_MS = 10;
 
-/** With push, the sender records a transfer when it has ended, shortly after the receiver continues. */
+/**
+ * With push, the sender records a transfer when it has ended, shortly after the receiver continues.
+ */
 async function waitForSentRecords(
   members: Cluster["prefills"],
   received: readonly KvRecord[],
@@ -170,13 +187,19 @@ export interface NegativeControl {
   readonly restored: boolean;
 }
 
-/** Shows that the comparison of tokens can fail: zeroes one transferred block of a prompt before it is used. */
+/**
+ * Shows that the comparison of tokens can fail: zeroes one transferred block of a prompt before it
+ * is used.
+ */
 async function runNegativeControl({
   url,
   requestId,
   promptTokens,
   expected,
-}: { readonly url: string; readonly requestId: string } & PreparedRun["control"]): Promise<NegativeControl> {
+}: {
+  readonly url: string;
+  readonly requestId: string;
+} & PreparedRun["control"]): Promise<NegativeControl> {
   const run = async (suffix: string, zeroBlock?: number): Promise<boolean> => {
     const { tokens } = await complete({
       url,
@@ -212,7 +235,10 @@ export interface KvComparison {
   readonly difference: string | undefined;
 }
 
-/** Finds the records of both sides for a client's request and compares the digests of the transferred tokens. */
+/**
+ * Finds the records of both sides for a client's request and compares the digests of the
+ * transferred tokens.
+ */
 export function compareKv(
   requestId: string,
   sentRecords: readonly KvRecord[],
@@ -222,7 +248,9 @@ export function compareKv(
     records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-`));
   const sent = of(sentRecords);
   const received = of(receivedRecords);
-  const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;
+  const transfer = [received, sent].find(
+    (record) => (record?.transfer?.length_bytes ?? 0) > 0,
+  )?.transfer;
   const unequal = (difference: string): KvComparison => ({
     sent,
     received,
@@ -239,7 +267,11 @@ export function compareKv(
   }
   // The tokens in the receiver's prefix cache come from an earlier request.
   const first = Math.ceil(received.cached_tokens / received.digest_tokens);
-  const differing = sent.digests.findIndex((digest, i) => i >= first && digest !== received.digests[i]);
+  const differing = sent.digests.findIndex(
+    (digest, i) => i >= first && digest !== received.digests[i],
+  );
   if (differing < 0) return { sent, received, transfer, equal: true, difference: undefined };
-  return unequal(`from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`);
+  return unequal(
+    `from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`,
+  );
 }

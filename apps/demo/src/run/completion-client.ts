@@ -22,7 +22,10 @@ interface Event {
   readonly error?: { readonly code?: string; readonly message?: string; readonly hint?: string };
 }
 
-/** Streams one completion and measures the time to its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with the server's message. */
+/**
+ * Streams one completion and measures the time to its first token. Errors:
+ * `KV_PROXY_UPSTREAM_FAILED` with the server's message.
+ */
 export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
   const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;
   const startMs = performance.now();
@@ -72,7 +75,8 @@ async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<stri
     const events = rest.split("\n\n");
     rest = events.pop() ?? "";
     for (const event of events) {
-      for (const line of event.split("\n")) if (line.startsWith("data: ")) yield line.slice("data: ".length);
+      for (const line of event.split("\n"))
+        if (line.startsWith("data: ")) yield line.slice("data: ".length);
     }
   }
 }
@@ -88,6 +92,9 @@ function failure(requestId: string, status: number, body: string): KvError {
   return new KvError(
     "KV_PROXY_UPSTREAM_FAILED",
     `request ${requestId} failed with HTTP ${status}: ${reason}`,
-    { details: { status, code: error?.code }, ...(error?.hint === undefined ? {} : { hint: error.hint }) },
+    {
+      details: { status, code: error?.code },
+      ...(error?.hint === undefined ? {} : { hint: error.hint }),
+    },
   );
 }

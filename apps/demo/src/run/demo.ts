@@ -41,7 +41,10 @@ export interface DemoOutput {
   readonly logLevel: LogLevel;
 }
 
-/** Runs the demo: reference tokens, servers, requests, comparison. Errors: those of the parts; the cluster is closed then. */
+/**
+ * Runs the demo: reference tokens, servers, requests, comparison. Errors: those of the parts; the
+ * cluster is closed then.
+ */
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
@@ -98,7 +101,10 @@ export async function runTurns(
   const cluster = await startCluster(
     // D keeps a turn while it generates the next one, and P keeps a prompt until D has it.
     {
-      ...{ ...options, extraConfig, transport, readback: true },
+      ...options,
+      extraConfig,
+      transport,
+      readback: true,
       cacheTokens: 3 * (longest + options.decodeBlockSize),
     },
     { log, logLevel, restart: options.restart, proxyPort: options.port, trace },
@@ -121,7 +127,9 @@ async function prepareServers(
 
 async function startFile(file: string): Promise<void> {
   await writeFile(file, "", { mode: 0o600 }).catch((cause: unknown) => {
-    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
+    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, {
+      cause,
+    });
   });
 }
 
@@ -137,6 +145,8 @@ function describe(options: DemoOptions, transport: TransportName | "module"): st
         ? "in this process, over the embedded transport"
         : `over the transport of ${options.transportModule}`;
   const front =
-    options.front === "envoy" ? "Envoy, kv-epp and a sidecar beside each decode instance" : "a proxy";
+    options.front === "envoy"
+      ? "Envoy, kv-epp and a sidecar beside each decode instance"
+      : "a proxy";
   return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and ${front}, ${where}`;
 }

@@ -32,11 +32,17 @@ export interface PreparedRun extends ExpectedPrompts {
   /** Further prompts, for the second round. */
   readonly warm: ExpectedPrompts;
   /** A further prompt, for the negative control. */
-  readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
+  readonly control: {
+    readonly promptTokens: readonly number[];
+    readonly expected: readonly number[];
+  };
   readonly modelName: string;
 }
 
-/** Chooses the prompts and computes their reference tokens in this process. The model is closed before the servers load theirs. */
+/**
+ * Chooses the prompts and computes their reference tokens in this process. The model is closed
+ * before the servers load theirs.
+ */
 export async function prepareRun(
   options: PrepareRunOptions,
   say: (line: string) => void,
@@ -74,7 +80,10 @@ export async function prepareRun(
 
 const REFERENCE_BLOCK_SIZE = 16;
 
-/** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
+/**
+ * The tokens that one engine in this process generates greedily from each prompt: one prompt at a
+ * time, without a prefix cache.
+ */
 export async function referenceTokens(
   prompts: readonly (readonly number[])[],
   { model, maxTokens }: { model: Model; maxTokens: number },
@@ -109,8 +118,9 @@ export interface PromptOptions {
 }
 
 /**
- * Prompts of token ids from a formula, the same in every run. They have different lengths, some with full and some with partly filled last
- * blocks, and differ from the first token on. The first one is also used by this project's comparisons with vLLM.
+ * Prompts of token ids from a formula, the same in every run. They have different lengths, some
+ * with full and some with partly filled last blocks, and differ from the first token on. The first
+ * one is also used by this project's comparisons with vLLM.
  */
 export function syntheticPrompts({ count, vocabSize, maxTokens }: PromptOptions): number[][] {
   const range = Math.min(1000, vocabSize - 24);
@@ -132,7 +142,10 @@ const TEXTS = [
   "To bake a loaf of bread you need flour, water, salt and yeast. Begin by",
 ];
 
-/** Prompts of English text for a trained model, of different lengths and different from the first word on. */
+/**
+ * Prompts of English text for a trained model, of different lengths and different from the first
+ * word on.
+ */
 function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
   return Array.from({ length: count }, (_, k) => {
     const texts = Array.from({ length: 1 + (k % 5) }, (_, i) => TEXTS[(k + i) % TEXTS.length]);
@@ -140,22 +153,30 @@ function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer):
   });
 }
 
-/** Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors: `KV_CONFIG_INVALID` with the line. */
+/**
+ * Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors:
+ * `KV_CONFIG_INVALID` with the line.
+ */
 async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
   let text: string;
   try {
     text = await readFile(path, "utf8");
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} cannot be read: ${(cause as Error).message}`, {
-      cause,
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--prompts ${path} cannot be read: ${(cause as Error).message}`,
+      {
+        cause,
+      },
+    );
   }
   const prompts = text
     .split(/\r?\n/)
     .map((line, index) => ({ line: line.trim(), number: index + 1 }))
     .filter(({ line }) => line !== "")
     .map(({ line, number }) => promptOf(line, `${path}:${number}`, tokenizer));
-  if (prompts.length === 0) throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} contains no prompt`);
+  if (prompts.length === 0)
+    throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} contains no prompt`);
   return prompts;
 }
 
@@ -172,6 +193,7 @@ function promptOf(line: string, where: string, tokenizer: Tokenizer): number[] {
     );
   }
   if (typeof value === "string") return Array.from(tokenizer.encode(value));
-  if (Array.isArray(value) && value.every((token) => Number.isInteger(token))) return value as number[];
+  if (Array.isArray(value) && value.every((token) => Number.isInteger(token)))
+    return value as number[];
   throw new KvError("KV_CONFIG_INVALID", `${where} is neither a string nor a list of token ids`);
 }

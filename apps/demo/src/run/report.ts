@@ -14,7 +14,12 @@ export interface RunFacts {
 
 /** The output of `--json`. */
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
-  return { ok, ...facts, requests: requests.map(jsonRequest), warm_requests: warm.map(jsonRequest) };
+  return {
+    ok,
+    ...facts,
+    requests: requests.map(jsonRequest),
+    warm_requests: warm.map(jsonRequest),
+  };
 }
 
 function jsonRequest(request: CheckedRequest): object {
@@ -40,8 +45,20 @@ function jsonRequest(request: CheckedRequest): object {
 /** The output as a table of 100 columns at most. `jsonReport` has more. */
 export function tableReport(run: CheckedRun, facts: RunFacts): string {
   const header = [
-    ...["prompt", "TTFT", "queue", "prefill", "save", "connect", "transfer", "load", "first", "other"],
-    ...["decode", "bytes", "KV", "tokens"],
+    "prompt",
+    "TTFT",
+    "queue",
+    "prefill",
+    "save",
+    "connect",
+    "transfer",
+    "load",
+    "first",
+    "other",
+    "decode",
+    "bytes",
+    "KV",
+    "tokens",
   ];
   const rowOf = (request: CheckedRequest) => [
     String(request.promptTokens),
@@ -64,7 +81,8 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
   const widths = header.map((title, i) =>
     Math.max(title.length, ...[...rows, ...warmRows].map((row) => row[i]?.length ?? 0)),
   );
-  const line = (cells: readonly string[]) => cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join(" ");
+  const line = (cells: readonly string[]) =>
+    cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join(" ");
   const { control } = run;
   const all = [...run.requests, ...run.warm];
   const verdict = [

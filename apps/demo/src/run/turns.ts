@@ -21,13 +21,23 @@ export interface Turn {
   readonly tokens_equal: boolean;
 }
 
-/** Settings of `kv_connector_extra_config` that both sides need. The built-in model is small: it is read back however little there is. */
-export const READBACK = { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 60 };
+/**
+ * Settings of `kv_connector_extra_config` that both sides need. The built-in model is small: it is
+ * read back however little there is.
+ */
+export const READBACK = {
+  bidirectional_kv_xfer: true,
+  kv_recompute_threshold: 0,
+  decoder_kv_blocks_ttl: 60,
+};
 
 /** Tokens that the user adds in each turn. */
 const NEW_TOKENS = 20;
 
-/** Computes the reference of a conversation of so many turns in this process. The model is closed before the servers load theirs. */
+/**
+ * Computes the reference of a conversation of so many turns in this process. The model is closed
+ * before the servers load theirs.
+ */
 export async function prepareConversation(
   turns: number,
   options: { readonly model?: string | undefined; readonly tinyKvHeads?: number | undefined },
@@ -52,7 +62,10 @@ export async function prepareConversation(
   }
 }
 
-/** Plays a conversation through the front of a cluster, which knows nothing of it but its prompts. Errors: `KV_PROXY_UPSTREAM_FAILED` with the answer of the front. */
+/**
+ * Plays a conversation through the front of a cluster, which knows nothing of it but its prompts.
+ * Errors: `KV_PROXY_UPSTREAM_FAILED` with the answer of the front.
+ */
 export async function playConversation(
   { proxy, prefills }: Pick<Cluster, "proxy" | "prefills">,
   { prompts, expected }: Conversation,
@@ -63,7 +76,12 @@ export async function playConversation(
     const wanted = expected[index] ?? [];
     const before = await allPromptTokens();
     const requestId = `turn-${index + 1}`;
-    const { tokens } = await complete({ url: proxy.url, requestId, promptTokens, maxTokens: wanted.length });
+    const { tokens } = await complete({
+      url: proxy.url,
+      requestId,
+      promptTokens,
+      maxTokens: wanted.length,
+    });
     const after = await allPromptTokens();
     const sum = (counts: typeof after, source: string) =>
       counts.reduce((all, one) => all + (one.get(source) ?? 0), 0);
@@ -80,14 +98,19 @@ export async function playConversation(
   return turns;
 }
 
-/** Tokens of prompts that an instance has computed, found in its prefix cache, or got from a peer, by vLLM's names of these sources. */
+/**
+ * Tokens of prompts that an instance has computed, found in its prefix cache, or got from a peer,
+ * by vLLM's names of these sources.
+ */
 async function promptTokensBySource(url: string): Promise<ReadonlyMap<string, number>> {
   const text = await (await fetch(`${url}/metrics`)).text();
   const sample = new RegExp(
     `^${METRICS.promptTokensBySource}_total\\{[^}]*source="(\\w+)"[^}]*\\} (\\d+)`,
     "gm",
   );
-  return new Map([...text.matchAll(sample)].map(([, source = "", count]) => [source, Number(count)]));
+  return new Map(
+    [...text.matchAll(sample)].map(([, source = "", count]) => [source, Number(count)]),
+  );
 }
 
 /** The output of `--turns` with `--json`. */
@@ -108,8 +131,13 @@ export function turnsTable(turns: readonly Turn[]): string {
   ];
   const rows = turns.map((turn, index) =>
     [
-      ...[index + 1, turn.prompt_tokens, turn.cached_tokens, turn.read_back_tokens, turn.computed_tokens],
-      ...[turn.output_tokens, turn.tokens_equal ? "equal" : "DIFFERENT"],
+      index + 1,
+      turn.prompt_tokens,
+      turn.cached_tokens,
+      turn.read_back_tokens,
+      turn.computed_tokens,
+      turn.output_tokens,
+      turn.tokens_equal ? "equal" : "DIFFERENT",
     ].map(String),
   );
   const line = (cells: readonly string[]) =>

@@ -1,4 +1,8 @@
-import type { EngineModel, EngineModelConfig, ForwardInput } from "../../src/engine/engine-model.js";
+import type {
+  EngineModel,
+  EngineModelConfig,
+  ForwardInput,
+} from "../../src/engine/engine-model.js";
 
 export interface ArithmeticModel extends EngineModel {
   /** The calls of `forward`, in order. */
@@ -17,8 +21,9 @@ export interface ArithmeticModel extends EngineModel {
 }
 
 /**
- * A model for tests. Its KV encodes token and position, and its next token depends on every value of the KV before it, so that wrong, missing
- * or shifted KV changes the output. All values are small integers, exact in float32.
+ * A model for tests. Its KV encodes token and position, and its next token depends on every value
+ * of the KV before it, so that wrong, missing or shifted KV changes the output. All values are
+ * small integers, exact in float32.
  */
 export function arithmeticModel(options: Partial<EngineModelConfig> = {}): ArithmeticModel {
   const config: EngineModelConfig = {
@@ -37,7 +42,10 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
   const kept = new Map<string, number[][]>();
 
   function kvOf(token: number, position: number): number[] {
-    return Array.from({ length: rows * width }, (_, i) => (token * 31 + position * 17 + i * 7 + 1) % 509);
+    return Array.from(
+      { length: rows * width },
+      (_, i) => (token * 31 + position * 17 + i * 7 + 1) % 509,
+    );
   }
 
   function nextToken(kv: readonly number[][]): number {
@@ -64,7 +72,9 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
     const packed = new Float32Array(buffer);
     return Array.from({ length: tokens }, (_, token) =>
       Array.from({ length: rows }, (_, row) =>
-        Array.from(packed.subarray((row * tokens + token) * width, (row * tokens + token + 1) * width)),
+        Array.from(
+          packed.subarray((row * tokens + token) * width, (row * tokens + token + 1) * width),
+        ),
       ).flat(),
     );
   }
@@ -80,15 +90,23 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
       const { sequenceId, tokens, position, past } = input;
       model.calls.push({ sequenceId, tokens: [...tokens], position, pastTokens: past?.tokens });
       await model.before(input);
-      const before = past === undefined ? (kept.get(sequenceId) ?? []) : unpack(past.kv, past.tokens);
+      const before =
+        past === undefined ? (kept.get(sequenceId) ?? []) : unpack(past.kv, past.tokens);
       if (before.length !== position)
         throw new Error(`${sequenceId}: ${before.length} tokens are there, not ${position}`);
       const fresh = Array.from(tokens, (token, i) => kvOf(token, position + i));
       const all = [...before, ...fresh];
       kept.set(sequenceId, all);
       const best = nextToken(all);
-      const topTokens = Int32Array.from({ length: input.topLogprobs ?? 1 }, (_, i) => (best + i) % vocabSize);
-      return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv: pack(fresh) };
+      const topTokens = Int32Array.from(
+        { length: input.topLogprobs ?? 1 },
+        (_, i) => (best + i) % vocabSize,
+      );
+      return {
+        topTokens,
+        topLogprobs: Float32Array.from(topTokens, (_, i) => -i),
+        newKv: pack(fresh),
+      };
     },
     async dropSequence(sequenceId) {
       kept.delete(sequenceId);

@@ -5,6 +5,9 @@ import { nixlAbsence } from "./nixl-absence.js";
 export async function libfabricAbsence(): Promise<string | undefined> {
   const absence = await nixlAbsence();
   if (absence !== undefined) return absence;
-  const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
+  const [plugin] = await describePlugins({
+    libraryPath: await findLibrary(),
+    names: ["LIBFABRIC"],
+  });
   return plugin?.loads === true ? undefined : (plugin?.remedy ?? "NIXL has no LIBFABRIC plugin");
 }

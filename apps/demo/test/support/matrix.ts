@@ -62,11 +62,15 @@ export async function expectEqual(options: Partial<ClusterOptions>): Promise<voi
   const log = jsonLog("error");
   const cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
   try {
-    // The proxy learns each prefill instance's coordinates from its first answer; then it sends both requests of push at once.
+    // The proxy learns each prefill instance's coordinates from its first answer; then it sends
+    // both requests of push at once.
     const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
-    for (const [i] of cluster.prefills.entries()) await complete({ ...first, requestId: `first-${i}` });
+    for (const [i] of cluster.prefills.entries())
+      await complete({ ...first, requestId: `first-${i}` });
     const checked = await checkRun(cluster, { ...run, runId: randomUUID().slice(0, 8), log });
-    expect(checked.requests.map(({ problem }) => problem)).toEqual(run.prompts.map(() => undefined));
+    expect(checked.requests.map(({ problem }) => problem)).toEqual(
+      run.prompts.map(() => undefined),
+    );
     expect(checked.requests.every(({ transferBytes }) => transferBytes > 0)).toBe(true);
     expect(checked.control).toEqual({ changed: true, restored: true });
     expect(checked.ok).toBe(true);
@@ -79,8 +83,12 @@ export async function expectEqual(options: Partial<ClusterOptions>): Promise<voi
 /** Waits until an instance holds nothing but its listener. */
 export async function expectIdle({ url }: ClusterMember): Promise<void> {
   const held = async () => {
-    const status = (await (await fetch(`${url}/status`)).json()) as { outstanding: Record<string, number> };
-    return Object.entries(status.outstanding).filter(([what, count]) => what !== "listeners" && count !== 0);
+    const status = (await (await fetch(`${url}/status`)).json()) as {
+      outstanding: Record<string, number>;
+    };
+    return Object.entries(status.outstanding).filter(
+      ([what, count]) => what !== "listeners" && count !== 0,
+    );
   };
   await expect.poll(held, { timeout: 40_000 }).toEqual([]);
 }

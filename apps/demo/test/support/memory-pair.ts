@@ -1,5 +1,10 @@
 import { silentLog } from "@kv/interface";
-import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import {
+  type MemoryNetwork,
+  memoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+} from "@kv/transport-memory";
 import { type ClusterOptions, planInstances } from "../../src/cluster/cluster-plan.js";
 import { type Instance, startInstance } from "../../src/instance/instance.js";
 import { readInstanceConfig } from "../../src/instance/instance-config.js";
@@ -12,7 +17,10 @@ export interface MemoryPair {
   close(): Promise<void>;
 }
 
-/** Starts one prefill and one decode instance without a proxy, on a memory network in which the test injects faults. */
+/**
+ * Starts one prefill and one decode instance without a proxy, on a memory network in which the test
+ * injects faults.
+ */
 export async function memoryPair(
   decodeConfig: Record<string, unknown> = {},
   options: Partial<ClusterOptions> = {},
@@ -66,6 +74,7 @@ export async function prefillLeg(
     max_tokens: 1,
     kv_transfer_params: { do_remote_decode: true },
   });
-  if (body.kv_transfer_params == null) throw new Error(`no kv_transfer_params: ${JSON.stringify(body)}`);
+  if (body.kv_transfer_params == null)
+    throw new Error(`no kv_transfer_params: ${JSON.stringify(body)}`);
   return body.kv_transfer_params;
 }

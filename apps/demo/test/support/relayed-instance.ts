@@ -5,7 +5,9 @@ import type { PlannedInstance } from "../../src/cluster/cluster-plan.js";
 import { type Instance, startInstance } from "../../src/instance/instance.js";
 import { readInstanceConfig } from "../../src/instance/instance-config.js";
 
-/** An instance of this process behind a relay, which keeps its address: it ends, and starts again. */
+/**
+ * An instance of this process behind a relay, which keeps its address: it ends, and starts again.
+ */
 export interface RelayedInstance {
   readonly name: string;
   readonly url: string;

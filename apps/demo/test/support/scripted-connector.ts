@@ -10,8 +10,8 @@ import type {
 import { KvError } from "@kv/interface";
 
 /**
- * A connector that transfers nothing. The test sets the tokens of a peer (`kv_transfer_params.remote_tokens`), makes ranks report, and
- * reads the recorded calls.
+ * A connector that transfers nothing. The test sets the tokens of a peer
+ * (`kv_transfer_params.remote_tokens`), makes ranks report, and reads the recorded calls.
  */
 export interface ScriptedConnector {
   readonly scheduler: SchedulerConnector;
@@ -84,7 +84,9 @@ export function scriptedConnector({
       registerKvCaches: async () => {},
       handshakeMetadata: async () => ({ tpRank: rank, ppRank: 0, payload: new Uint8Array() }),
       startLoad(metadata: StepMetadata) {
-        calls.push(`startLoad ${rank} ${metadata.step === step - 1 ? "" : "of another step"}`.trim());
+        calls.push(
+          `startLoad ${rank} ${metadata.step === step - 1 ? "" : "of another step"}`.trim(),
+        );
       },
       async waitForSave() {
         calls.push(`waitForSave ${rank}`);

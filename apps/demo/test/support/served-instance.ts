@@ -18,7 +18,10 @@ export const tokenizer: Tokenizer = {
 };
 
 /** Serves a scripted engine over HTTP until the test ends. */
-export async function serve(given: Partial<ServedInstance> = {}, options: InstanceServerOptions = {}) {
+export async function serve(
+  given: Partial<ServedInstance> = {},
+  options: InstanceServerOptions = {},
+) {
   const model = arithmeticModel();
   const connector = scriptedConnector();
   const pool = new KvPool({

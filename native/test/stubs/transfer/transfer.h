@@ -1,4 +1,5 @@
-// A transfer without NIXL, for the test of TransferScheduler. It counts what the scheduler does with it.
+// A transfer without NIXL, for the test of TransferScheduler. It counts what the scheduler does
+// with it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ class Transfer {
     uint64_t calls = 0;
   };
 
-  // `slices` to post; each is under way until `polls` calls of `advance` have followed it. 0: a post completes it.
+  // `slices` to post; each is under way until `polls` calls of `advance` have followed it. 0: a
+  // post completes it.
   Transfer(World& world, uint64_t ticket, int slices, int polls) : world_(world), ticket_(ticket), slices_(slices), polls_(polls) {}
 
   bool advance(bool may_post) {

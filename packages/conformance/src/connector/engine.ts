@@ -22,8 +22,9 @@ export interface ConnectorSuiteOptions {
   /** Limit of engine steps for anything that a test waits for. @default 20_000 */
   readonly maxRounds?: number | undefined;
   /**
-   * Changes to the `kv_transfer_params` of the prefill side. Each one makes them invalid: `matchedTokens` must throw `KV_REQUEST_INVALID` with the
-   * change's first key in the message. @default changes to the parameters of vLLM's NixlConnector
+   * Changes to the `kv_transfer_params` of the prefill side. Each one makes them invalid:
+   * `matchedTokens` must throw `KV_REQUEST_INVALID` with the change's first key in the message.
+   * @default changes to the parameters of vLLM's NixlConnector
    */
   readonly badParameters?: readonly KvTransferParams[] | undefined;
 }
@@ -38,22 +39,31 @@ export interface ConnectorPair {
   progress(): Promise<void>;
   /** Closes transports, side channels and memory. The suite has closed the connectors before. */
   close(): Promise<void>;
-  /** Returns the number of timers that are set. None may be left after both connectors are closed. Absent: not tested. */
+  /**
+   * Returns the number of timers that are set. None may be left after both connectors are closed.
+   * Absent: not tested.
+   */
   pendingTimers?(): number;
   /**
-   * Throws unless the first `numTokens` tokens of the prompt are equal in both engines' blocks. Required where the engines differ in TP size, block
-   * size or layout. Absent: worker i and region i of both sides must hold the same bytes.
+   * Throws unless the first `numTokens` tokens of the prompt are equal in both engines' blocks.
+   * Required where the engines differ in TP size, block size or layout. Absent: worker i and region
+   * i of both sides must hold the same bytes.
    */
   compare?(prefillBlockIds: BlockIds, decodeBlockIds: BlockIds, numTokens: number): void;
 }
 
-/** One engine's new connectors. The suite registers the caches and publishes the handshake metadata. */
+/**
+ * One engine's new connectors. The suite registers the caches and publishes the handshake metadata.
+ */
 export interface ConnectorEnd {
   /** The scheduler side. */
   readonly scheduler: SchedulerConnector;
   /** The worker sides, by rank. */
   readonly workers: readonly WorkerConnector[];
-  /** Caches of each worker, in memory that the test can address: at least 64 blocks, groups of kind `full` or `mla`. */
+  /**
+   * Caches of each worker, in memory that the test can address: at least 64 blocks, groups of kind
+   * `full` or `mla`.
+   */
   readonly caches: readonly KvCaches[];
 }
 
@@ -65,7 +75,10 @@ export interface RunningRequest {
   readonly blockIds: BlockIds;
 }
 
-/** A minimal engine that makes the calls in the contract's order: it has blocks and steps, and computes nothing. */
+/**
+ * A minimal engine that makes the calls in the contract's order: it has blocks and steps, and
+ * computes nothing.
+ */
 export interface TestEngine {
   readonly end: ConnectorEnd;
   readonly config: KvCacheConfig;
@@ -78,8 +91,14 @@ export interface TestEngine {
   request(requestId: string, numPromptTokens: number, params?: KvTransferParams): ConnectorRequest;
   takeBlocks(numTokens: number): BlockIds;
   freeBlocks(blockIds: BlockIds): void;
-  /** Admits a request: calls `requestQueued`, `matchedTokens` and `afterAllocation`. Returns the tokens that the connector supplies. */
-  admit(request: ConnectorRequest, numComputedTokens: number): RunningRequest & { externalTokens: number };
+  /**
+   * Admits a request: calls `requestQueued`, `matchedTokens` and `afterAllocation`. Returns the
+   * tokens that the connector supplies.
+   */
+  admit(
+    request: ConnectorRequest,
+    numComputedTokens: number,
+  ): RunningRequest & { externalTokens: number };
   /** Ends a request. Its blocks are freed now, or when every worker has reported it. */
   finish(running: RunningRequest, reason: FinishReason): KvTransferParams | undefined;
   /** Requests that have ended and whose blocks are kept. */
@@ -100,8 +119,11 @@ export function testEngine(end: ConnectorEnd): TestEngine {
   if (first === undefined || caches.length !== workers.length)
     throw new Error("a pair needs caches for each of its workers");
   const { config } = first;
-  const numBlocks = Math.min(...caches.flatMap((cache) => cache.regions.map((region) => region.numBlocks)));
-  // All groups share one pool, so that block ids of different groups are never equal and a mix-up is visible.
+  const numBlocks = Math.min(
+    ...caches.flatMap((cache) => cache.regions.map((region) => region.numBlocks)),
+  );
+  // All groups share one pool, so that block ids of different groups are never equal and a mix-up
+  // is visible.
   const free = Array.from({ length: numBlocks }, (_, id) => id).sort(
     (a, b) => ((a * 37) % numBlocks) - ((b * 37) % numBlocks),
   );
@@ -165,7 +187,8 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     },
     async open() {
       eachBlock(free, (bytes) => bytes.fill(POISON));
-      for (const [index, worker] of workers.entries()) await worker.registerKvCaches(caches[index] ?? first);
+      for (const [index, worker] of workers.entries())
+        await worker.registerKvCaches(caches[index] ?? first);
       await scheduler.setHandshakeMetadata(
         await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
       );
@@ -179,7 +202,8 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     takeBlocks(numTokens) {
       const count = Math.ceil(numTokens / config.blockSize);
       return config.groups.map(() => {
-        if (free.length < count) throw new Error(`the test needs ${count} blocks, ${free.length} are free`);
+        if (free.length < count)
+          throw new Error(`the test needs ${count} blocks, ${free.length} are free`);
         return free.splice(0, count);
       });
     },
@@ -217,7 +241,8 @@ export function testEngine(end: ConnectorEnd): TestEngine {
         });
       }
       for (const output of merged) {
-        // The connector is responsible for the blocks until it has the output, so they are freed afterwards.
+        // The connector is responsible for the blocks until it has the output, so they are freed
+        // afterwards.
         scheduler.applyWorkerOutput(output);
         for (const id of output.finishedSending) {
           expect(sent.has(id), `${id} is reported as sent once`).toBe(false);
@@ -235,7 +260,8 @@ export function testEngine(end: ConnectorEnd): TestEngine {
       eachBlock(blockIds.flat(), (bytes, worker, region, id) => {
         const order = blockIds.flat().indexOf(id);
         for (let at = 0; at < bytes.length; at++) {
-          bytes[at] = (seed * 53 + worker * 19 + region * 11 + order * 7 + at * 3 + (at >>> 8) * 5) & 0xff;
+          bytes[at] =
+            (seed * 53 + worker * 19 + region * 11 + order * 7 + at * 3 + (at >>> 8) * 5) & 0xff;
         }
       });
     },
@@ -244,7 +270,9 @@ export function testEngine(end: ConnectorEnd): TestEngine {
       eachBlock(free, (bytes, worker, region, id) => {
         const touched = bytes.findIndex((byte) => byte !== POISON);
         if (touched >= 0)
-          expect.fail(`byte ${touched} of free block ${id}, worker ${worker}, region ${region} was written`);
+          expect.fail(
+            `byte ${touched} of free block ${id}, worker ${worker}, region ${region} was written`,
+          );
       });
     },
     async close() {

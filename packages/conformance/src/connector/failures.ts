@@ -4,7 +4,10 @@ import { expectThrown } from "../expect-error.js";
 import type { ConnectorSuiteOptions } from "./engine.js";
 import { type Fixture, REMOTE_DECODE } from "./fixture.js";
 
-/** Invalid changes to the parameters of vLLM's NixlConnector, which carry the prefill side's block ids and address. */
+/**
+ * Invalid changes to the parameters of vLLM's NixlConnector, which carry the prefill side's block
+ * ids and address.
+ */
 const VLLM_BAD_PARAMETERS: readonly KvTransferParams[] = [
   { remote_block_ids: "0,1" },
   { remote_block_ids: [[0, -1]] },
@@ -66,7 +69,8 @@ export function failureTests(
           await decode.step();
           await new Promise((resolve) => void setTimeout(resolve, 0));
         }
-        if (when === "arrived") await fixture.until("it has arrived", () => decode.received.has(requestId));
+        if (when === "arrived")
+          await fixture.until("it has arrived", () => decode.received.has(requestId));
         decode.finish(running, "aborted");
       }
       await fixture.until("the prefill side has freed its blocks", () =>
@@ -96,7 +100,9 @@ export function failureTests(
     }
     const decode = fixture.decode();
     const unseen = decode.request("never-seen", blocks(1), undefined);
-    expect(decode.end.scheduler.requestFinished(unseen, [], "aborted")).toMatchObject({ keepBlocks: false });
+    expect(decode.end.scheduler.requestFinished(unseen, [], "aborted")).toMatchObject({
+      keepBlocks: false,
+    });
     await fixture.expectIdle();
   });
 
@@ -123,12 +129,18 @@ export function failureTests(
   test("a peer that is not at the given address: the request fails with a code, and its blocks can be reused", async () => {
     const decode = fixture.decode();
     const prompt = await fixture.prefilled("cmpl-lost", blocks(2), 50);
-    const params = { ...prompt.params, remote_engine_id: "an engine that never was", remote_port: 1 };
+    const params = {
+      ...prompt.params,
+      remote_engine_id: "an engine that never was",
+      remote_port: 1,
+    };
     const running = decode.admit(decode.request("cmpl-lost", blocks(2), params), 0);
     await fixture.until("it has failed", () => decode.received.has("cmpl-lost"));
     const failure = decode.failed.get("cmpl-lost");
     expect(failure?.failureType).toMatch(/^[a-z_]+$/);
-    expect(KvError.is(new KvError(failure?.code ?? "KV_INTERNAL", failure?.message ?? ""))).toBe(true);
+    expect(KvError.is(new KvError(failure?.code ?? "KV_INTERNAL", failure?.message ?? ""))).toBe(
+      true,
+    );
     expect(failure?.message.length).toBeGreaterThan(10);
     const own = new Set(running.blockIds.flat());
     for (const id of decode.failedBlockIds) expect(own.has(id)).toBe(true);

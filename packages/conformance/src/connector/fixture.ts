@@ -37,7 +37,10 @@ export interface Fixture {
   expectArrived(prompt: Prefilled, running: RunningRequest, fromToken?: number): void;
   /** Closes the connectors of both engines while time passes. */
   closeBoth(): Promise<void>;
-  /** Waits until no blocks are kept and nothing is outstanding, and checks that no free block was written. */
+  /**
+   * Waits until no blocks are kept and nothing is outstanding, and checks that no free block was
+   * written.
+   */
   expectIdle(): Promise<void>;
 }
 
@@ -124,7 +127,8 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
       );
       const params = engine.finish(running, "length");
       expect(engine.kept).toBeGreaterThan(0);
-      if (params === undefined) return expect.fail(`prefill of ${requestId} returned no kv_transfer_params`);
+      if (params === undefined)
+        return expect.fail(`prefill of ${requestId} returned no kv_transfer_params`);
       expect(params.do_remote_prefill).toBe(true);
       return { requestId, numTokens, seed, blockIds: running.blockIds, params };
     },
@@ -146,7 +150,8 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
               const from = index * blockSize;
               if (from < fromToken) return;
               const got = engine.block(worker, region, id);
-              // Where the prompt does not fill its last block, only the first bytes are the same in every layout.
+              // Where the prompt does not fill its last block, only the first bytes are the same in
+              // every layout.
               const length = from + blockSize <= prompt.numTokens ? got.length : 4;
               expect(got.subarray(0, length)).toEqual(source?.subarray(0, length));
             });
@@ -158,7 +163,9 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
     async expectIdle() {
       const both = [self.prefill(), self.decode()];
       await self.until("both engines are idle", () =>
-        both.every((engine) => engine.kept === 0 && Object.keys(outstandingOf(engine)).length === 0),
+        both.every(
+          (engine) => engine.kept === 0 && Object.keys(outstandingOf(engine)).length === 0,
+        ),
       );
       for (const engine of both) {
         expect(engine.end.scheduler.hasPendingWork()).toBe(false);

@@ -9,12 +9,17 @@ export function happyPathTests(fixture: Fixture): void {
     const decode = fixture.decode();
     const request = decode.request("cmpl-1", blocks(4), prompt.params);
     decode.end.scheduler.requestQueued?.(request);
-    expect(decode.end.scheduler.matchedTokens(request, 0)).toEqual({ tokens: blocks(4), async: true });
+    expect(decode.end.scheduler.matchedTokens(request, 0)).toEqual({
+      tokens: blocks(4),
+      async: true,
+    });
     const running = decode.admit(request, 0);
     await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-1"));
     expect([...decode.failed.values()]).toEqual([]);
     fixture.expectArrived(prompt, running);
-    await fixture.until("the prefill side has freed its blocks", () => fixture.prefill().sent.has("cmpl-1"));
+    await fixture.until("the prefill side has freed its blocks", () =>
+      fixture.prefill().sent.has("cmpl-1"),
+    );
     expect(decode.finish(running, "stopped")).toBeUndefined();
     await fixture.expectIdle();
     expect(decode.failedBlockIds.size).toBe(0);
@@ -54,7 +59,9 @@ export function happyPathTests(fixture: Fixture): void {
     expect(running.externalTokens).toBe(0);
     decode.compute(running.blockIds, 44);
     const before = running.blockIds.flat().map((id) => decode.block(0, 0, id).slice());
-    await fixture.until("the prefill side has freed its blocks", () => fixture.prefill().sent.has("cmpl-4"));
+    await fixture.until("the prefill side has freed its blocks", () =>
+      fixture.prefill().sent.has("cmpl-4"),
+    );
     expect(running.blockIds.flat().map((id) => decode.block(0, 0, id))).toEqual(before);
     decode.finish(running, "stopped");
     await fixture.expectIdle();
@@ -65,7 +72,9 @@ export function happyPathTests(fixture: Fixture): void {
     const decode = fixture.decode();
     const prompts: Awaited<ReturnType<Fixture["prefilled"]>>[] = [];
     for (let index = 0; index < 8; index++) {
-      prompts.push(await fixture.prefilled(`cmpl-many-${index}`, blocks(1 + (index % 3)), 10 + index));
+      prompts.push(
+        await fixture.prefilled(`cmpl-many-${index}`, blocks(1 + (index % 3)), 10 + index),
+      );
     }
     const running = [3, 0, 7, 1, 6, 2, 5, 4].map((index) => {
       const prompt = prompts[index] ?? expect.fail("no such prompt");

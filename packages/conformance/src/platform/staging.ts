@@ -1,11 +1,21 @@
-import type { KvCacheRegion, KvCaches, Platform, StagedBlocks, Staging, Transport } from "@kv/interface";
+import type {
+  KvCacheRegion,
+  KvCaches,
+  Platform,
+  StagedBlocks,
+  Staging,
+  Transport,
+} from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
 /** Transport and device caches for the staging tests. */
 export interface StagingFixture {
   /** Allocates the pool. */
   readonly transport: Transport;
-  /** Caches of at least 8 blocks in device memory. The tests reach them by `gather` and `scatter` only. */
+  /**
+   * Caches of at least 8 blocks in device memory. The tests reach them by `gather` and `scatter`
+   * only.
+   */
   readonly caches: KvCaches;
   /** Names of the regions that peers see. @default those of the device's regions */
   readonly wireNames?: readonly string[] | undefined;
@@ -24,7 +34,8 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   beforeEach(async () => {
     fixture = await open();
     const platform = create();
-    if (platform.createStaging === undefined) return expect.fail("the platform has no createStaging");
+    if (platform.createStaging === undefined)
+      return expect.fail("the platform has no createStaging");
     const { transport, caches } = fixture;
     staging = await platform.createStaging({
       transport,
@@ -41,7 +52,10 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   const runOf = (region: KvCacheRegion, id: number): Float64Array =>
     Float64Array.of(region.offsetBytes + id * region.blockStrideBytes, region.blockLengthBytes);
   const fill = (region: KvCacheRegion, id: number, byte: number) =>
-    region.memory.scatter(runOf(region, id), new Uint8Array(region.blockLengthBytes).fill(byte).buffer);
+    region.memory.scatter(
+      runOf(region, id),
+      new Uint8Array(region.blockLengthBytes).fill(byte).buffer,
+    );
   const bytesOf = async (region: KvCacheRegion, id: number) =>
     new Uint8Array(await region.memory.gather(runOf(region, id)));
   async function fillAll(byteOf: (region: number, id: number) => number): Promise<void> {
@@ -62,7 +76,8 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
       expect(fixture.transport.capabilities.memoryTypes).toContain(region.memoryType);
       expect(fixture.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
       expect(region.numBlocks).toBe(POOL_BLOCKS);
-      const last = region.offsetBytes + (POOL_BLOCKS - 1) * region.blockStrideBytes + region.blockLengthBytes;
+      const last =
+        region.offsetBytes + (POOL_BLOCKS - 1) * region.blockStrideBytes + region.blockLengthBytes;
       expect(last).toBeLessThanOrEqual(region.memory.lengthBytes);
     }
     const lengthOf = (caches: KvCaches) =>
@@ -85,8 +100,14 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
 
   test("two requests in the pool do not affect each other", async () => {
     await fillAll((_, id) => id + 1);
-    await Promise.all([staging.save("a", pairs([0, 1], [1, 2])), staging.save("b", pairs([6], [3]))]);
-    await Promise.all([staging.load("b", pairs([2], [3])), staging.load("a", pairs([3, 4], [1, 2]))]);
+    await Promise.all([
+      staging.save("a", pairs([0, 1], [1, 2])),
+      staging.save("b", pairs([6], [3])),
+    ]);
+    await Promise.all([
+      staging.load("b", pairs([2], [3])),
+      staging.load("a", pairs([3, 4], [1, 2])),
+    ]);
     for (const region of fixture.caches.regions) {
       for (const [id, byte] of [
         [2, 7],

@@ -17,7 +17,11 @@ export function abortAndCloseTests(fixture: Fixture): void {
   const { waitFor } = fixture;
   const lengthBytes = (): number => fixture.options.bigLengthBytes ?? 32 << 20;
 
-  async function bigTransfer(give: { signal?: AbortSignal; timeoutMs?: number; notification?: Uint8Array }) {
+  async function bigTransfer(give: {
+    signal?: AbortSignal;
+    timeoutMs?: number;
+    notification?: Uint8Array;
+  }) {
     const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes(), 4096);
     const ids = Int32Array.from({ length: lengthBytes() / 4096 }, (_, index) => index);
     const transfer = reader.agent.transfer({ ...readOf({ local, remote }, ids), ...give });
@@ -52,17 +56,23 @@ export function abortAndCloseTests(fixture: Fixture): void {
         expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker 0");
       } else expect(first).toBe(`marker ${round}`);
     }
-    expect(Buffer.compare(reader.memory.bytes, Buffer.alloc(reader.memory.lengthBytes, 0xee))).toBe(0);
+    expect(Buffer.compare(reader.memory.bytes, Buffer.alloc(reader.memory.lengthBytes, 0xee))).toBe(
+      0,
+    );
     expect(reader.agent.telemetry().transfersInFlight).toBe(0);
   }
 
   test("an immediate abort rejects `done`, `released` resolves, and no notification arrives", async () => {
-    // Where another thread moves the bytes, the transfer may finish before this thread aborts it. That is rare, so ten attempts are enough.
+    // Where another thread moves the bytes, the transfer may finish before this thread aborts it.
+    // That is rare, so ten attempts are enough.
     const attempts = fixture.options.transfersTakeTime === true ? 1 : 10;
     let outcome = "done";
     for (let attempt = 0; attempt < attempts && outcome === "done"; attempt++) {
       const controller = new AbortController();
-      const ended = await bigTransfer({ signal: controller.signal, notification: bytes("notification") });
+      const ended = await bigTransfer({
+        signal: controller.signal,
+        notification: bytes("notification"),
+      });
       controller.abort(new Error("the client went away"));
       outcome = await outcomeOf(ended.transfer);
       await expectOrderlyEnd(ended, outcome);
@@ -72,7 +82,10 @@ export function abortAndCloseTests(fixture: Fixture): void {
 
   test("after an abort during the transfer, a notification arrives only if the transfer succeeded", async () => {
     const controller = new AbortController();
-    const ended = await bigTransfer({ signal: controller.signal, notification: bytes("notification") });
+    const ended = await bigTransfer({
+      signal: controller.signal,
+      notification: bytes("notification"),
+    });
     const begun = (): boolean => ended.reader.memory.bytes[0] === ended.owner.memory.bytes[0];
     const settled = fulfilled(ended.transfer.done.catch(() => {}));
     while (!begun() && !settled()) await fixture.turn();
@@ -140,7 +153,10 @@ export function abortAndCloseTests(fixture: Fixture): void {
     await expectError(() => agent.prepareLocal(table), "KV_AGENT_CLOSED");
     await expectError(() => agent.prepareRemote(owner.agent.name, table), "KV_AGENT_CLOSED");
     await expectError(() => agent.notify(owner.agent.name, bytes("x")), "KV_AGENT_CLOSED");
-    expectThrown(() => agent.transfer(readOf({ local, remote }, Int32Array.of(0))), "KV_AGENT_CLOSED");
+    expectThrown(
+      () => agent.transfer(readOf({ local, remote }, Int32Array.of(0))),
+      "KV_AGENT_CLOSED",
+    );
     await waitFor(local.close());
     await waitFor(remote.close());
     await waitFor(reader.registration.close());

@@ -1,6 +1,14 @@
 import { type DescriptorPairs, type DescriptorRuns, descriptorPairs } from "@kv/interface";
 import { expect, test } from "vitest";
-import { blockPair, type Fixture, introduced, nextOf, operations, pattern, prepare } from "./fixture.js";
+import {
+  blockPair,
+  type Fixture,
+  introduced,
+  nextOf,
+  operations,
+  pattern,
+  prepare,
+} from "./fixture.js";
 
 /** Descriptors as runs, with and without offsets, move the same bytes as the equivalent pairs. */
 export function descriptorRunTests(fixture: Fixture): void {
@@ -9,7 +17,8 @@ export function descriptorRunTests(fixture: Fixture): void {
   test("runs move the same bytes as pairs: of strided rows, across rows, of different lengths, in both directions", async () => {
     for (const operation of operations(fixture)) {
       const { reader, owner } = await introduced(fixture, 32_768, 2);
-      // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
+      // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows
+      // end at other indices.
       const localRows = [
         [0, 256, 256, 16],
         [8192, 256, 512, 8],
@@ -28,7 +37,10 @@ export function descriptorRunTests(fixture: Fixture): void {
       const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
         reader.memory.bytes.set(pattern(32_768, 2));
         owner.memory.bytes.set(pattern(32_768, 3));
-        expect(await move(spelling)).toMatchObject({ descriptorCount: 27, lengthBytes: 21 * 256 + 6 * 512 });
+        expect(await move(spelling)).toMatchObject({
+          descriptorCount: 27,
+          lengthBytes: 21 * 256 + 6 * 512,
+        });
         return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
       };
       const expected = await after(descriptorPairs({ runs }));
@@ -37,8 +49,12 @@ export function descriptorRunTests(fixture: Fixture): void {
         expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
       }
       const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
-      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(0);
-      expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(0);
+      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(
+        0,
+      );
+      expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(
+        0,
+      );
     }
   });
 
@@ -51,7 +67,9 @@ export function descriptorRunTests(fixture: Fixture): void {
     ]) {
       const after = async (descriptors: DescriptorPairs | DescriptorRuns) => {
         reader.memory.bytes.set(pattern(32_768, 2));
-        await waitFor(reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }).done);
+        await waitFor(
+          reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }).done,
+        );
         return reader.memory.bytes.slice();
       };
       const pairs = descriptorPairs(spelling);

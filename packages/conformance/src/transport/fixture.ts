@@ -18,22 +18,29 @@ export interface TransportSuiteOptions {
   readonly create: () => Promise<Transport>;
   /** Lets some virtual time pass. Absent: the transport runs in real time. @default undefined */
   readonly progress?: (() => Promise<void>) | undefined;
-  /** True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require a timeout, not only accept one. @default false */
+  /**
+   * True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require
+   * a timeout, not only accept one. @default false
+   */
   readonly transfersTakeTime?: boolean | undefined;
   /** Options of every agent that the suite creates, such as its backends. @default undefined */
   readonly agentOptions?: Omit<AgentOptions, "name"> | undefined;
   /** Bytes of a big transfer. @default 32 * 1024 * 1024 */
   readonly bigLengthBytes?: number | undefined;
   /**
-   * True: `addRemote` must reject metadata with any byte changed, and any prefix of it. False: the suite only passes bytes that are no metadata at
-   * all, because NIXL's own loader can crash the process on damaged metadata. @default false
+   * True: `addRemote` must reject metadata with any byte changed, and any prefix of it. False: the
+   * suite only passes bytes that are no metadata at all, because NIXL's own loader can crash the
+   * process on damaged metadata. @default false
    */
   readonly detectsDamagedMetadata?: boolean | undefined;
   /**
-   * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the death of its process. Absent: the death of a peer
-   * is not tested. It is not tested either where `capabilities.reportsPeerDeath` is false. @default undefined
+   * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the
+   * death of its process. Absent: the death of a peer is not tested. It is not tested either where
+   * `capabilities.reportsPeerDeath` is false. @default undefined
    */
-  readonly createMortal?: (() => Promise<{ transport: Transport; kill(): Promise<void> }>) | undefined;
+  readonly createMortal?:
+    | (() => Promise<{ transport: Transport; kill(): Promise<void> }>)
+    | undefined;
 }
 
 /** An agent with one registered memory. */
@@ -75,7 +82,8 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
       settled = true;
     });
     outcome.catch(() => {});
-    // Do not advance time for a promise that needs none: a test then sees the memory at the moment of its release.
+    // Do not advance time for a promise that needs none: a test then sees the memory at the moment
+    // of its release.
     for (let turn = 0; turn < 20 && !settled; turn++) await Promise.resolve();
     while (!settled) {
       // Advance virtual time once at a time, also when two promises are awaited concurrently.
@@ -132,10 +140,14 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
 const TILE_BYTES = 65_536;
 const PAGE_BYTES = 4096;
 
-/** Bytes that depend on seed and position. Each page contains its number, so that no two pages are equal. */
+/**
+ * Bytes that depend on seed and position. Each page contains its number, so that no two pages are
+ * equal.
+ */
 export function pattern(lengthBytes: number, seed: number): Uint8Array {
   const tile = new Uint8Array(Math.min(TILE_BYTES, lengthBytes));
-  for (let at = 0; at < tile.length; at++) tile[at] = (at * 31 + (at >>> 8) * 17 + seed * 101) & 0xff;
+  for (let at = 0; at < tile.length; at++)
+    tile[at] = (at * 31 + (at >>> 8) * 17 + seed * 101) & 0xff;
   const all = new Uint8Array(lengthBytes);
   for (let at = 0; at < lengthBytes; at += TILE_BYTES) {
     all.set(lengthBytes - at < TILE_BYTES ? tile.subarray(0, lengthBytes - at) : tile, at);
@@ -145,8 +157,13 @@ export function pattern(lengthBytes: number, seed: number): Uint8Array {
   return all;
 }
 
-/** Makes rows of a table from `[offsetBytes, lengthBytes, strideBytes, count]` within one memory. */
-export function rowsIn(memory: Memory, ...rows: (readonly [number, number, number, number])[]): Float64Array {
+/**
+ * Makes rows of a table from `[offsetBytes, lengthBytes, strideBytes, count]` within one memory.
+ */
+export function rowsIn(
+  memory: Memory,
+  ...rows: (readonly [number, number, number, number])[]
+): Float64Array {
   return Float64Array.from(
     rows.flatMap(([offset, length, stride, count]) => [
       memory.address + offset,
@@ -160,10 +177,18 @@ export function rowsIn(memory: Memory, ...rows: (readonly [number, number, numbe
 
 /** Makes rows of blocks of equal length that cover the whole memory. */
 export function blocksOf(memory: Memory, blockLengthBytes: number): Float64Array {
-  return rowsIn(memory, [0, blockLengthBytes, blockLengthBytes, memory.lengthBytes / blockLengthBytes]);
+  return rowsIn(memory, [
+    0,
+    blockLengthBytes,
+    blockLengthBytes,
+    memory.lengthBytes / blockLengthBytes,
+  ]);
 }
 
-/** Two sides, of which `reader` knows `owner`. The patterns of their memories have `seed` and the number after it. */
+/**
+ * Two sides, of which `reader` knows `owner`. The patterns of their memories have `seed` and the
+ * number after it.
+ */
 export async function introduced(
   fixture: Fixture,
   lengthBytes: number,
@@ -202,7 +227,10 @@ export async function blockLists(
   return { local: await prepared(reader), remote: await prepared(owner) };
 }
 
-/** A list of rows `[offsetBytes, lengthBytes, strideBytes, count]` in the memory of `owner`, prepared on `agent` for itself or for its peer. */
+/**
+ * A list of rows `[offsetBytes, lengthBytes, strideBytes, count]` in the memory of `owner`,
+ * prepared on `agent` for itself or for its peer.
+ */
 export function prepare(
   fixture: Fixture,
   agent: Agent,
@@ -210,7 +238,9 @@ export function prepare(
   ...rows: Parameters<typeof rowsIn>[1][]
 ): Promise<PreparedList> {
   const table = { memoryType: memory.memoryType, rows: rowsIn(memory, ...rows) };
-  return fixture.waitFor(peer === agent ? agent.prepareLocal(table) : agent.prepareRemote(peer.name, table));
+  return fixture.waitFor(
+    peer === agent ? agent.prepareLocal(table) : agent.prepareRemote(peer.name, table),
+  );
 }
 
 /** A READ of the descriptors with these ids in both lists. */
@@ -237,7 +267,10 @@ export function operations(fixture: Fixture): readonly TransferRequest["operatio
 }
 
 /** Returns the next notification; throws when the iterator ends. */
-export async function nextOf(fixture: Fixture, iterator: AsyncIterator<Notification>): Promise<Notification> {
+export async function nextOf(
+  fixture: Fixture,
+  iterator: AsyncIterator<Notification>,
+): Promise<Notification> {
   const result = await fixture.waitFor(iterator.next());
   if (result.done) throw new Error("the notifications ended");
   return result.value;

@@ -10,7 +10,10 @@ export function invalidTransferTests(fixture: Fixture): void {
   test("a transfer with invalid arguments throws at once and moves nothing", async () => {
     const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
     const big = await prepare(fixture, reader.agent, reader, [0, 2048, 2048, 4]);
-    const right = { ...readOf({ local, remote }, Int32Array.of(0, 1)), remoteIds: Int32Array.of(2, 3) };
+    const right = {
+      ...readOf({ local, remote }, Int32Array.of(0, 1)),
+      remoteIds: Int32Array.of(2, 3),
+    };
     const wrong: Partial<Record<keyof TransferRequest, unknown>>[] = [
       { localIds: Int32Array.of(0) },
       { remoteIds: Int32Array.of(2, 3, 4) },
@@ -30,7 +33,11 @@ export function invalidTransferTests(fixture: Fixture): void {
     ];
     for (const change of wrong) {
       const request = { ...right, ...change } as unknown as TransferRequest;
-      expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID", "KV_NOTIFICATION_INVALID");
+      expectThrown(
+        () => reader.agent.transfer(request),
+        "KV_TRANSFER_INVALID",
+        "KV_NOTIFICATION_INVALID",
+      );
     }
     await waitFor(remote.close());
     expectThrown(() => reader.agent.transfer(right), "KV_LIST_CLOSED");
@@ -57,15 +64,21 @@ export function invalidTransferTests(fixture: Fixture): void {
       },
     ];
     for (const descriptors of refused) {
-      expect(() => reader.agent.transfer({ operation: "READ", local, remote, ...descriptors })).toThrow(
-        expect.objectContaining({ code: "KV_TRANSFER_INVALID" }),
-      );
+      expect(() =>
+        reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }),
+      ).toThrow(expect.objectContaining({ code: "KV_TRANSFER_INVALID" }));
     }
   });
 
   test("invalid runs throw at once and move nothing", async () => {
     const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
-    const mixed = await prepare(fixture, reader.agent, reader, [0, 1024, 1024, 4], [4096, 512, 512, 4]);
+    const mixed = await prepare(
+      fixture,
+      reader.agent,
+      reader,
+      [0, 1024, 1024, 4],
+      [4096, 512, 512, 4],
+    );
     const wrong: Record<string, unknown>[] = [
       { runs: Int32Array.of() },
       { runs: Int32Array.of(0, 0) },

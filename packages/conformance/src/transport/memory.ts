@@ -97,8 +97,14 @@ export function memoryTests(fixture: Fixture): void {
       );
     }
     const full = new Uint8Array(16).fill(255);
-    await expectError(() => memory.scatter(Float64Array.of(0, 8), full.buffer), "KV_MEMORY_INVALID");
-    await expectError(() => memory.scatter(Float64Array.of(0, 32), full.buffer), "KV_MEMORY_INVALID");
+    await expectError(
+      () => memory.scatter(Float64Array.of(0, 8), full.buffer),
+      "KV_MEMORY_INVALID",
+    );
+    await expectError(
+      () => memory.scatter(Float64Array.of(0, 32), full.buffer),
+      "KV_MEMORY_INVALID",
+    );
     expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
   });
 

@@ -1,6 +1,15 @@
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockPair, bytes, type Fixture, nextOf, operations, pattern, readOf, text } from "./fixture.js";
+import {
+  blockPair,
+  bytes,
+  type Fixture,
+  nextOf,
+  operations,
+  pattern,
+  readOf,
+  text,
+} from "./fixture.js";
 
 export function notificationTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -8,7 +17,9 @@ export function notificationTests(fixture: Fixture): void {
   test("notifications arrive in order, byte for byte, with the sender's name", async () => {
     const [one, two] = [await fixture.agent(), await fixture.agent()];
     await fixture.introduce(one, two);
-    const payloads = Array.from({ length: 100 }, (_, index) => pattern(1 + ((index * 37) % 2000), index));
+    const payloads = Array.from({ length: 100 }, (_, index) =>
+      pattern(1 + ((index * 37) % 2000), index),
+    );
     const binary = Uint8Array.of(0, 255, 0, 10, 13, 0);
     for (const payload of [...payloads, binary]) {
       const sent = payload.slice();
@@ -77,9 +88,9 @@ export function notificationTests(fixture: Fixture): void {
       const { from, payload } = await nextOf(fixture, arrived);
       // Checked at the moment when the owner receives it.
       expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
-      expect(Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21))).toBe(
-        0,
-      );
+      expect(
+        Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21)),
+      ).toBe(0);
       expect([from, text(payload)]).toEqual([reader.agent.name, `payload of ${operation}`]);
       await waitFor(done);
       await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));

@@ -1,6 +1,14 @@
 import { expect, test } from "vitest";
 import { expectError } from "../expect-error.js";
-import { blockLists, blockPair, blocksOf, bytes, type Fixture, prepare, readOf } from "./fixture.js";
+import {
+  blockLists,
+  blockPair,
+  blocksOf,
+  bytes,
+  type Fixture,
+  prepare,
+  readOf,
+} from "./fixture.js";
 
 export function peerTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -39,7 +47,12 @@ export function peerTests(fixture: Fixture): void {
     await waitFor(owner.agent.register(late));
     expect(await waitFor(added())).toBe(owner.agent.name);
     expect(reader.agent.telemetry().remotes).toBe(1);
-    const remote = await prepare(fixture, reader.agent, { ...owner, memory: late }, [0, 1024, 1024, 4]);
+    const remote = await prepare(
+      fixture,
+      reader.agent,
+      { ...owner, memory: late },
+      [0, 1024, 1024, 4],
+    );
     const local = await prepare(fixture, reader.agent, reader, [0, 1024, 1024, 4]);
     await waitFor(reader.agent.transfer(readOf({ local, remote }, Int32Array.of(0, 1, 2, 3))).done);
     expect(reader.memory.bytes.every((byte) => byte === 77)).toBe(true);
@@ -78,14 +91,23 @@ export function peerTests(fixture: Fixture): void {
   test("calls with an unknown peer are rejected", async () => {
     const { agent, memory } = await fixture.side(4096, 0);
     const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectError(() => waitFor(agent.prepareRemote("unknown", table)), "KV_AGENT_UNKNOWN_REMOTE");
-    await expectError(() => waitFor(agent.notify("unknown", bytes("x"))), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(
+      () => waitFor(agent.prepareRemote("unknown", table)),
+      "KV_AGENT_UNKNOWN_REMOTE",
+    );
+    await expectError(
+      () => waitFor(agent.notify("unknown", bytes("x"))),
+      "KV_AGENT_UNKNOWN_REMOTE",
+    );
     await expectError(() => waitFor(agent.removeRemote("unknown")), "KV_AGENT_UNKNOWN_REMOTE");
   });
 
   test("a peer cannot be removed while a prepared list refers to it", async () => {
     const { reader, owner, remote } = await blockPair(fixture, 4096, 1024);
-    await expectError(() => waitFor(reader.agent.removeRemote(owner.agent.name)), "KV_MEMORY_IN_USE");
+    await expectError(
+      () => waitFor(reader.agent.removeRemote(owner.agent.name)),
+      "KV_MEMORY_IN_USE",
+    );
     await waitFor(remote.close());
     await waitFor(reader.agent.removeRemote(owner.agent.name));
     expect(reader.agent.telemetry().remotes).toBe(0);

@@ -1,7 +1,15 @@
 import type { DescriptorTable } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockPair, type Fixture, fulfilled, introduced, prepare, readOf, rowsIn } from "./fixture.js";
+import {
+  blockPair,
+  type Fixture,
+  fulfilled,
+  introduced,
+  prepare,
+  readOf,
+  rowsIn,
+} from "./fixture.js";
 
 export function preparedListTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -44,7 +52,10 @@ export function preparedListTests(fixture: Fixture): void {
     ] as const) {
       await waitFor(reader.agent.transfer(readOf({ local, remote }, Int32Array.of(0, 1))).done);
       expect(
-        Buffer.compare(reader.memory.bytes.slice(1024, 2048), owner.memory.bytes.slice(from, from + 1024)),
+        Buffer.compare(
+          reader.memory.bytes.slice(1024, 2048),
+          owner.memory.bytes.slice(from, from + 1024),
+        ),
       ).toBe(0);
     }
   });

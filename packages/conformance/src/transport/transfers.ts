@@ -57,7 +57,13 @@ export function transferTests(fixture: Fixture): void {
         to.set(from.subarray(fromAt, fromAt + length), toAt);
         lengthBytes += length;
       });
-      const { done, released } = reader.agent.transfer({ operation, local, localIds, remote, remoteIds });
+      const { done, released } = reader.agent.transfer({
+        operation,
+        local,
+        localIds,
+        remote,
+        remoteIds,
+      });
       // The arrays were copied, so that reusing them has no effect.
       localIds.fill(1);
       remoteIds.fill(9);
@@ -82,7 +88,13 @@ export function transferTests(fixture: Fixture): void {
       [mixed, inOrder],
     ] as const) {
       reader.memory.bytes.fill(0);
-      const { done } = reader.agent.transfer({ operation: "READ", local, localIds, remote, remoteIds });
+      const { done } = reader.agent.transfer({
+        operation: "READ",
+        local,
+        localIds,
+        remote,
+        remoteIds,
+      });
       expect((await waitFor(done)).lengthBytes).toBe(6 * 1024);
       const expected = new Uint8Array(16_384);
       localIds.forEach((localId, index) => {
@@ -134,9 +146,15 @@ export function transferTests(fixture: Fixture): void {
     });
     for (const { ownerSeed, localId, remoteId, done } of moves) {
       expect((await waitFor(done)).lengthBytes).toBe(1024);
-      const expected = pattern(64 * 1024, ownerSeed).subarray(remoteId * 1024, remoteId * 1024 + 1024);
+      const expected = pattern(64 * 1024, ownerSeed).subarray(
+        remoteId * 1024,
+        remoteId * 1024 + 1024,
+      );
       expect(
-        Buffer.compare(reader.memory.bytes.subarray(localId * 1024, localId * 1024 + 1024), expected),
+        Buffer.compare(
+          reader.memory.bytes.subarray(localId * 1024, localId * 1024 + 1024),
+          expected,
+        ),
       ).toBe(0);
     }
   });

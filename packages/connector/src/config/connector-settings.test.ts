@@ -37,7 +37,10 @@ describe("connectorSettings", () => {
   });
 
   it("derives heartbeat times from the lease, and reads the environment variable and the other settings", () => {
-    expect(read({ kv_lease_duration: 6 })).toMatchObject({ extensionMs: 4000, heartbeatIntervalMs: 1000 });
+    expect(read({ kv_lease_duration: 6 })).toMatchObject({
+      extensionMs: 4000,
+      heartbeatIntervalMs: 1000,
+    });
     // As vLLM 0.33's push_scheduler.py.
     expect(read({ decoder_kv_blocks_ttl: 90 }).registrationTimeoutMs).toBe(90_000);
     expect(read({ push_registration_timeout: 7 })).toMatchObject({

@@ -1,8 +1,17 @@
-import { type Clock, KvError, type KvTransferConfig, type Log, type SideChannel } from "@kv/interface";
+import {
+  type Clock,
+  KvError,
+  type KvTransferConfig,
+  type Log,
+  type SideChannel,
+} from "@kv/interface";
 import { type HandshakeKeys, readHandshakeKeys } from "@kv/side-channel";
 import { MAX_SECONDS } from "./transfer-config-schema.js";
 
-/** The settings that pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms. */
+/**
+ * The settings that pull and push read from the transfer config, with vLLM 0.33's defaults.
+ * Durations are in ms.
+ */
 export interface ConnectorSettings {
   /** `kv_lease_duration` (30 s). */
   readonly leaseMs: number;
@@ -10,49 +19,82 @@ export interface ConnectorSettings {
   readonly extensionMs: number;
   /** Time between heartbeats: a sixth of a lease. */
   readonly heartbeatIntervalMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. Undefined when the variable is not set. */
+  /**
+   * `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. Undefined
+   * when the variable is not set.
+   */
   readonly unattendedLeaseMs: number | undefined;
-  /** Safety margin before the end of a lease when P does not answer lease queries: 5 s (vLLM), or a sixth of a shorter lease. */
+  /**
+   * Safety margin before the end of a lease when P does not answer lease queries: 5 s (vLLM), or a
+   * sixth of a shorter lease.
+   */
   readonly leaseMarginMs: number;
   /** `engine_ttl` (3600 s): an unused remote engine is closed after this long; 0 means never. */
   readonly engineTtlMs: number;
   /** `request_timeout` (60 s): from the order until the KV is in place, with the handshake. */
   readonly requestTimeoutMs: number;
-  /** `push_registration_timeout` (default `decoder_kv_blocks_ttl`): from a registration until the KV is in place, with P's queue and forward pass. */
+  /**
+   * `push_registration_timeout` (default `decoder_kv_blocks_ttl`): from a registration until the KV
+   * is in place, with P's queue and forward pass.
+   */
   readonly registrationTimeoutMs: number;
-  /** The same at an `@kv` P (default `request_timeout`): it says when it will not write, so that D need not wait for long after a lost message. */
+  /**
+   * The same at an `@kv` P (default `request_timeout`): it says when it will not write, so that D
+   * need not wait for long after a lost message.
+   */
   readonly kvPeerRegistrationTimeoutMs: number;
   /**
-   * `decoder_kv_blocks_ttl` (480 s). Pull: how long D keeps the blocks of a finished request for a P that reads them back. Push: how long D does not reuse
-   * blocks that a P which does not answer may still write to.
+   * `decoder_kv_blocks_ttl` (480 s). Pull: how long D keeps the blocks of a finished request for a
+   * P that reads them back. Push: how long D does not reuse blocks that a P which does not answer
+   * may still write to.
    */
   readonly decoderBlocksTtlMs: number;
-  /** `bidirectional_kv_xfer` (false): D keeps the blocks of a finished request, and P reads them back for the next turn. Pull only. */
+  /**
+   * `bidirectional_kv_xfer` (false): D keeps the blocks of a finished request, and P reads them
+   * back for the next turn. Pull only.
+   */
   readonly readsBack: boolean;
-  /** `kv_recompute_threshold` (64): P computes fewer tokens than this itself instead of reading them back; 0: it reads all. */
+  /**
+   * `kv_recompute_threshold` (64): P computes fewer tokens than this itself instead of reading them
+   * back; 0: it reads all.
+   */
   readonly recomputeThresholdTokens: number;
   /** Timeout of each request on the side channel: 5 s (vLLM). */
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
-  /** `handshake_key_file`: the side channel is encrypted between those who have one of these keys, and refuses all others; vLLM has no key. */
+  /**
+   * `handshake_key_file`: the side channel is encrypted between those who have one of these keys,
+   * and refuses all others; vLLM has no key.
+   */
   readonly handshakeKeys: HandshakeKeys | undefined;
-  /** `require_kv_peer` (true with `handshake_key_file`): messages in vLLM's forms, which prove nothing, do not act on requests. */
+  /**
+   * `require_kv_peer` (true with `handshake_key_file`): messages in vLLM's forms, which prove
+   * nothing, do not act on requests.
+   */
   readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
   /**
-   * `push_announced_block_size`: the tokens in a block that a push P announces instead of its own. It writes into the blocks of vLLM D's of that size,
-   * which would convert or refuse blocks of another one. Undefined: P announces its own.
+   * `push_announced_block_size`: the tokens in a block that a push P announces instead of its own.
+   * It writes into the blocks of vLLM D's of that size, which would convert or refuse blocks of
+   * another one. Undefined: P announces its own.
    */
   readonly announcedBlockSize: number | undefined;
   /**
-   * `cache_unverified_kv` (false): KV that no P has compared with its prompt is reported as any other, so the engine's prefix cache may share it.
+   * `cache_unverified_kv` (false): KV that no P has compared with its prompt is reported as any
+   * other, so the engine's prefix cache may share it.
    */
   readonly cachesUnverifiedKv: boolean;
-  /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
+  /**
+   * `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are
+   * being computed.
+   */
   readonly isLayerwise: boolean;
-  /** `seed_first_token` (false): P passes the token that it has sampled on in its parameters, and D emits it (vllm#51919, in no release). */
+  /**
+   * `seed_first_token` (false): P passes the token that it has sampled on in its parameters, and D
+   * emits it (vllm#51919, in no release).
+   */
   readonly seedsFirstToken: boolean;
 }
 
@@ -65,7 +107,11 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
   );
   const requestTimeout = extra.request_timeout ?? 60;
   const blocksTtl = extra.decoder_kv_blocks_ttl ?? 480;
-  const decoderBlocksTtlMs = seconds("kv_connector_extra_config.decoder_kv_blocks_ttl", blocksTtl, 0.001);
+  const decoderBlocksTtlMs = seconds(
+    "kv_connector_extra_config.decoder_kv_blocks_ttl",
+    blocksTtl,
+    0.001,
+  );
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
   const handshakeKeys = readHandshakeKeys(
     "kv_connector_extra_config.handshake_key_file",
@@ -79,9 +125,13 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     );
   for (const name of ["handshake_key_require", "side_channel_curve"]) {
     if (extra[name] === undefined || extra[name] === null) continue;
-    throw new KvError("KV_CONFIG_INVALID", `kv_connector_extra_config.${name} is no longer a setting`, {
-      hint: "remove it: handshake_key_file alone encrypts the side channel and refuses peers without the key",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_connector_extra_config.${name} is no longer a setting`,
+      {
+        hint: "remove it: handshake_key_file alone encrypts the side channel and refuses peers without the key",
+      },
+    );
   }
   return {
     leaseMs,
@@ -99,7 +149,8 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     decoderBlocksTtlMs,
     readsBack: flag("bidirectional_kv_xfer", extra.bidirectional_kv_xfer ?? false),
     recomputeThresholdTokens:
-      tokens("kv_connector_extra_config.kv_recompute_threshold", extra.kv_recompute_threshold, 0) ?? 64,
+      tokens("kv_connector_extra_config.kv_recompute_threshold", extra.kv_recompute_threshold, 0) ??
+      64,
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKeys,
@@ -141,7 +192,10 @@ function flag(name: string, value: unknown): boolean {
   );
 }
 
-/** The engine's side channel, encrypted where `handshake_key_file` is set. Errors: `KV_CONFIG_INVALID` when the side channel cannot encrypt. */
+/**
+ * The engine's side channel, encrypted where `handshake_key_file` is set. Errors:
+ * `KV_CONFIG_INVALID` when the side channel cannot encrypt.
+ */
 export function encryptedSideChannel(
   given: SideChannel,
   { handshakeKeys: keys }: ConnectorSettings,

@@ -11,13 +11,17 @@ const KNOWN = [
   // The NIXL transport reads these, and logs which of them have no effect.
   "VLLM_NIXL_BACKEND",
   "VLLM_NIXL_KVCACHE_BACKEND",
-  // The connectors read these. vLLM 0.33 no longer does, but the guides of earlier versions name them.
+  // The connectors read these. vLLM 0.33 no longer does, but the guides of earlier versions name
+  // them.
   "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
 ];
 const DEFAULT_HOST = "localhost";
 const DEFAULT_PORT = 5600;
 
-/** Where this engine's side channel listens, from the variables that vLLM reads. Port 0 takes a free one. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Where this engine's side channel listens, from the variables that vLLM reads. Port 0 takes a free
+ * one. Errors: `KV_CONFIG_INVALID`.
+ */
 export function readSideChannelEnvironment(
   env: Environment,
   log: Log,

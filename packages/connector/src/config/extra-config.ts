@@ -17,12 +17,20 @@ export function warnOfUnreadExtra(
 }
 
 /**
- * Converts `backends` and `num_threads` to NIXL's backend parameters. As in vLLM, `num_threads` applies only to UCX: when the list has another
- * backend, the number is dropped with a warning. Errors: `KV_CONFIG_INVALID`.
+ * Converts `backends` and `num_threads` to NIXL's backend parameters. As in vLLM, `num_threads`
+ * applies only to UCX: when the list has another backend, the number is dropped with a warning.
+ * Errors: `KV_CONFIG_INVALID`.
  */
-export function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): readonly BackendSpec[] {
+export function readBackends(
+  extra: Readonly<Record<string, unknown>>,
+  log: Log,
+): readonly BackendSpec[] {
   const { num_threads: threads } = extra;
-  if (threads !== undefined && threads !== null && !(Number.isSafeInteger(threads) && Number(threads) >= 1)) {
+  if (
+    threads !== undefined &&
+    threads !== null &&
+    !(Number.isSafeInteger(threads) && Number(threads) >= 1)
+  ) {
     throw invalid("num_threads", threads, "an integer of at least 1");
   }
   const names = extra.backends ?? [];
@@ -30,11 +38,13 @@ export function readBackends(extra: Readonly<Record<string, unknown>>, log: Log)
     Array.isArray(value) && value.every((name) => typeof name === "string" && name !== "");
   if (!areNames(names))
     throw invalid("backends", names, "a list of names", 'for example ["UCX"] or ["LIBFABRIC"]');
-  if (new Set(names).size !== names.length) throw invalid("backends", names, "a list of different names");
+  if (new Set(names).size !== names.length)
+    throw invalid("backends", names, "a list of different names");
   if (threads === undefined || threads === null) return names.map((name) => ({ name }));
   if (names.length === 1 && names[0] === "UCX")
     return [{ name: "UCX", parameters: { num_threads: String(threads) } }];
-  const wonOver = names.length === 0 ? "no backend is named" : `the backends are ${names.join(", ")}`;
+  const wonOver =
+    names.length === 0 ? "no backend is named" : `the backends are ${names.join(", ")}`;
   log.warn("setting-not-used", {
     key: "kv_connector_extra_config.num_threads",
     value: threads,
@@ -47,6 +57,9 @@ function invalid(key: string, value: unknown, wanted: string, hint?: string): Kv
   return new KvError(
     "KV_CONFIG_INVALID",
     `kv_connector_extra_config.${key} is ${JSON.stringify(value)}, not ${wanted}`,
-    { ...(hint === undefined ? {} : { hint }), details: { key: `kv_connector_extra_config.${key}` } },
+    {
+      ...(hint === undefined ? {} : { hint }),
+      details: { key: `kv_connector_extra_config.${key}` },
+    },
   );
 }

@@ -1,4 +1,7 @@
-/** The known key with the smallest edit distance to `word`, at most half of the key's length. Undefined when no key is that close. */
+/**
+ * The known key with the smallest edit distance to `word`, at most half of the key's length.
+ * Undefined when no key is that close.
+ */
 export function suggestKey(word: string, known: readonly string[]): string | undefined {
   let best: { word: string; edits: number } | undefined;
   // Limits the cost for long keys.

@@ -10,12 +10,16 @@ test("kv-transfer-config.schema.json is the schema of the code (KV_WRITE=1 write
   const text = `${JSON.stringify(transferConfigJsonSchema(), null, 2)}\n`;
   if (process.env.KV_WRITE === "1") writeFileSync(FILE, text);
   expect(JSON.parse(readFileSync(FILE, "utf8"))).toEqual(JSON.parse(text));
-  const manifest = JSON.parse(readFileSync(new URL("../../package.json", import.meta.url), "utf8")) as {
+  const manifest = JSON.parse(
+    readFileSync(new URL("../../package.json", import.meta.url), "utf8"),
+  ) as {
     files: string[];
     exports: Record<string, unknown>;
   };
   expect(manifest.files).toContain("kv-transfer-config.schema.json");
-  expect(manifest.exports["./kv-transfer-config.schema.json"]).toBe("./kv-transfer-config.schema.json");
+  expect(manifest.exports["./kv-transfer-config.schema.json"]).toBe(
+    "./kv-transfer-config.schema.json",
+  );
 });
 
 test("the schema of kv_connector_extra_config has backends, and leaves room for other connectors' keys", () => {

@@ -2,14 +2,16 @@ import { KV_ROLES } from "@kv/interface";
 import { z } from "zod";
 
 /**
- * vLLM's `kv_transfer_config` (config/kv_transfer.py of 0.33, plus the keys of earlier versions and the Neuron guide).
- * Other keys are errors; `kv_connector_extra_config` is an open dictionary.
+ * vLLM's `kv_transfer_config` (config/kv_transfer.py of 0.33, plus the keys of earlier versions and
+ * the Neuron guide). Other keys are errors; `kv_connector_extra_config` is an open dictionary.
  */
 export const kvTransferConfigSchema = z.strictObject({
   kv_connector: z
     .string()
     .min(1)
-    .describe("Name of the connector: NixlConnector, or one that was registered under another name."),
+    .describe(
+      "Name of the connector: NixlConnector, or one that was registered under another name.",
+    ),
   kv_role: z
     .enum(KV_ROLES)
     .describe(
@@ -37,7 +39,12 @@ export const kvTransferConfigSchema = z.strictObject({
     .boolean()
     .default(false)
     .describe("Lets an HND decode side read from an NHD prefill side."),
-  engine_id: z.string().min(1).max(512).nullish().describe("Unique per start; generated when absent."),
+  engine_id: z
+    .string()
+    .min(1)
+    .max(512)
+    .nullish()
+    .describe("Unique per start; generated when absent."),
   kv_connector_extra_config: z
     .record(z.string(), z.unknown())
     .nullish()
@@ -49,7 +56,9 @@ export const kvTransferConfigSchema = z.strictObject({
   kv_buffer_size: z.number().nullish().describe("Not used by this connector."),
 });
 
-/** Keys that are accepted but have no effect, with vLLM's defaults. Another value causes a warning. */
+/**
+ * Keys that are accepted but have no effect, with vLLM's defaults. Another value causes a warning.
+ */
 export const UNUSED_DEFAULTS: Readonly<Record<string, unknown>> = {
   kv_port: 14_579,
   kv_ip: "127.0.0.1",
@@ -66,8 +75,9 @@ const seconds = (least: number, what: string) =>
 const flag = (what: string) => z.boolean().nullish().describe(what);
 
 /**
- * The keys of `kv_connector_extra_config` that pull, push and the transports read, for the JSON schema. `readBackends` and `connectorSettings`
- * read the values themselves, because a third-party connector may give other keys and other types.
+ * The keys of `kv_connector_extra_config` that pull, push and the transports read, for the JSON
+ * schema. `readBackends` and `connectorSettings` read the values themselves, because a third-party
+ * connector may give other keys and other types.
  */
 export const extraConfigSchema = z.looseObject({
   backends: z
@@ -77,9 +87,19 @@ export const extraConfigSchema = z.looseObject({
     .describe(
       'NIXL backends in order of preference, such as ["UCX"], or ["LIBFABRIC"] for AWS EFA. Before NIXL_BACKEND and VLLM_NIXL_BACKEND; UCX by default.',
     ),
-  num_threads: z.int().min(1).nullish().describe("Threads of the UCX backend; no other backend reads it."),
-  kv_lease_duration: seconds(0.001, "Lease of the blocks that a prefill worker keeps; 30 by default."),
-  engine_ttl: seconds(0, "An unused remote engine is closed after this time; 0: never. 3600 by default."),
+  num_threads: z
+    .int()
+    .min(1)
+    .nullish()
+    .describe("Threads of the UCX backend; no other backend reads it."),
+  kv_lease_duration: seconds(
+    0.001,
+    "Lease of the blocks that a prefill worker keeps; 30 by default.",
+  ),
+  engine_ttl: seconds(
+    0,
+    "An unused remote engine is closed after this time; 0: never. 3600 by default.",
+  ),
   request_timeout: seconds(0.001, "From the order until the KV is in place; 60 by default."),
   push_registration_timeout: seconds(
     0.001,
@@ -100,7 +120,9 @@ export const extraConfigSchema = z.looseObject({
       "Pull: a prefill worker computes fewer tokens than this itself instead of reading them from a decode worker; 0: it reads all. 64 by default.",
     ),
   enforce_handshake_compat: flag("Refuse peers with another compatibility hash; true by default."),
-  per_worker_ports: flag("A side-channel port for each rank, as in vLLM's older guide; false by default."),
+  per_worker_ports: flag(
+    "A side-channel port for each rank, as in vLLM's older guide; false by default.",
+  ),
   push_announced_block_size: z
     .int()
     .min(1)
@@ -125,15 +147,18 @@ export const extraConfigSchema = z.looseObject({
   connectors: z
     .array(z.record(z.string(), z.unknown()))
     .nullish()
-    .describe("MultiConnector: a kv_transfer_config for each of its connectors, in order of preference."),
+    .describe(
+      "MultiConnector: a kv_transfer_config for each of its connectors, in order of preference.",
+    ),
   require_kv_peer: flag(
     "Refuse messages of plain vLLM peers, which prove nothing; true with handshake_key_file by default.",
   ),
 });
 
 /**
- * The JSON schema of a `kv_transfer_config`, `kv_connector_extra_config` with `backends` included, for editors and for validation before use.
- * The package ships it as `kv-transfer-config.schema.json`.
+ * The JSON schema of a `kv_transfer_config`, `kv_connector_extra_config` with `backends` included,
+ * for editors and for validation before use. The package ships it as
+ * `kv-transfer-config.schema.json`.
  */
 export function transferConfigJsonSchema(): Readonly<Record<string, unknown>> {
   const whole = kvTransferConfigSchema.extend({

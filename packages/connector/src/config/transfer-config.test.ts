@@ -47,14 +47,22 @@ test.each([
   [{ kv_connector: "x", kv_role: "kv_both", kv_lease: 1 }, "KV_CONFIG_UNKNOWN_KEY", "kv_lease"],
   [{ kv_connector: "x", kv_role: "both" }, "KV_CONFIG_INVALID", "kv_role"],
   [{ kv_role: "kv_both" }, "KV_CONFIG_INVALID", "kv_connector"],
-  [{ kv_connector: "x", kv_role: "kv_both", kv_load_failure_policy: "retry" }, "KV_CONFIG_INVALID", "retry"],
+  [
+    { kv_connector: "x", kv_role: "kv_both", kv_load_failure_policy: "retry" },
+    "KV_CONFIG_INVALID",
+    "retry",
+  ],
   [
     { kv_connector: "x", kv_role: "kv_both", kv_connector_extra_config: { backends: "UCX" } },
     "KV_CONFIG_INVALID",
     "backends",
   ],
   [
-    { kv_connector: "x", kv_role: "kv_both", kv_connector_extra_config: { backends: ["UCX", "UCX"] } },
+    {
+      kv_connector: "x",
+      kv_role: "kv_both",
+      kv_connector_extra_config: { backends: ["UCX", "UCX"] },
+    },
     "KV_CONFIG_INVALID",
     "different",
   ],
@@ -69,7 +77,11 @@ test.each([
     "kv_connector_extra_config",
   ],
   ['{"kv_connector": "x", "kv_role": "both"}', "KV_CONFIG_INVALID", 'kv_role is "both"'],
-  ['{"kv_connector": "x", "kv_role": "kv_both", "__proto__": {}}', "KV_CONFIG_UNKNOWN_KEY", "__proto__"],
+  [
+    '{"kv_connector": "x", "kv_role": "kv_both", "__proto__": {}}',
+    "KV_CONFIG_UNKNOWN_KEY",
+    "__proto__",
+  ],
   ["{", "KV_CONFIG_INVALID", "JSON"],
   [null, "KV_CONFIG_INVALID", "the value"],
 ])("%j is refused with %s", (given, code, text) => {
@@ -115,7 +127,12 @@ test("warns about settings without effect, and suggests the nearest known key fo
       value: 3,
       nearest: "kv_lease_duration",
     },
-    { event: "setting-not-known", key: "kv_connector_extra_config.zzz", value: 1, nearest: undefined },
+    {
+      event: "setting-not-known",
+      key: "kv_connector_extra_config.zzz",
+      value: 1,
+      nearest: undefined,
+    },
     {
       event: "setting-not-used",
       key: "kv_connector_extra_config.num_threads",
@@ -135,7 +152,11 @@ test("warns about unknown VLLM_NIXL_* variables, and about 0.0.0.0 as the side-c
   };
   const config = readTransferConfig({ kv_connector: "x", kv_role: "kv_producer" }, { env, log });
   expect(seen).toMatchObject([
-    { event: "setting-not-known", key: "VLLM_NIXL_SIDE_CHANEL_PORT", nearest: "VLLM_NIXL_SIDE_CHANNEL_PORT" },
+    {
+      event: "setting-not-known",
+      key: "VLLM_NIXL_SIDE_CHANEL_PORT",
+      nearest: "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    },
     { event: "side-channel-host-is-no-address", value: "0.0.0.0" },
   ]);
   expect(config.env).toBe(env);
@@ -164,14 +185,17 @@ test("an absent or null setting gets vLLM's default", () => {
   });
 });
 
-test.each(["-1", "65536", "5600.0", "0x10", " "])("port %j in the environment is refused", (port) => {
-  expect(() =>
-    readTransferConfig(
-      { kv_connector: "x", kv_role: "kv_both" },
-      { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: port } },
-    ),
-  ).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
-});
+test.each(["-1", "65536", "5600.0", "0x10", " "])(
+  "port %j in the environment is refused",
+  (port) => {
+    expect(() =>
+      readTransferConfig(
+        { kv_connector: "x", kv_role: "kv_both" },
+        { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: port } },
+      ),
+    ).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
+  },
+);
 
 test("the error for an unknown key suggests the nearest known key", () => {
   const error = (() => {
@@ -185,7 +209,10 @@ test("the error for an unknown key suggests the nearest known key", () => {
 });
 
 test("the JSON schema lists the keys, forbids others, and requires kv_connector and kv_role", () => {
-  const schema = transferConfigJsonSchema() as { properties: object; additionalProperties: boolean };
+  const schema = transferConfigJsonSchema() as {
+    properties: object;
+    additionalProperties: boolean;
+  };
   expect(Object.keys(schema.properties)).toContain("kv_connector_module_path");
   expect(schema.additionalProperties).toBe(false);
   expect(schema).toMatchObject({ required: ["kv_connector", "kv_role"] });

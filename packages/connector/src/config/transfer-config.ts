@@ -11,15 +11,21 @@ export interface TransferConfigSources {
   readonly env?: Environment;
   /** Gets warnings about settings that have no effect. @default none are logged */
   readonly log?: Log;
-  /** Keys of `kv_connector_extra_config` that a third-party connector reads. They cause no warning. */
+  /**
+   * Keys of `kv_connector_extra_config` that a third-party connector reads. They cause no warning.
+   */
   readonly extraKeys?: readonly string[];
 }
 
 /**
- * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment variables that vLLM reads. Settings
- * without effect cause a warning. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
+ * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment
+ * variables that vLLM reads. Settings without effect cause a warning. Errors:
+ * `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
  */
-export function readTransferConfig(given: unknown, sources: TransferConfigSources = {}): KvTransferConfig {
+export function readTransferConfig(
+  given: unknown,
+  sources: TransferConfigSources = {},
+): KvTransferConfig {
   const { env = {}, log = silentLog, extraKeys = [] } = sources;
   const value = typeof given === "string" ? parseJson(given) : given;
   const parsed = kvTransferConfigSchema.safeParse(value);
@@ -67,10 +73,14 @@ function refusal(error: z.ZodError, given: unknown): KvError {
     const known = Object.keys(kvTransferConfigSchema.shape);
     const meant = suggestKey(key, known);
     const asked = meant === undefined ? "" : `did you mean ${meant}? `;
-    return new KvError("KV_CONFIG_UNKNOWN_KEY", `kv_transfer_config has no key ${JSON.stringify(key)}`, {
-      hint: `${asked}A connector's own settings belong in kv_connector_extra_config`,
-      details: { key, nearest: meant, known },
-    });
+    return new KvError(
+      "KV_CONFIG_UNKNOWN_KEY",
+      `kv_transfer_config has no key ${JSON.stringify(key)}`,
+      {
+        hint: `${asked}A connector's own settings belong in kv_connector_extra_config`,
+        details: { key, nearest: meant, known },
+      },
+    );
   }
   const path = issue?.path ?? [];
   const key = path.join(".");

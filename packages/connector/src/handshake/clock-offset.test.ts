@@ -37,8 +37,12 @@ describe("clockOffset", () => {
           const trueLocalMs = 123_456;
           const remote = (trueLocalMs + offset) / 1000;
           expect(clock.earliestLocalMs(remote)).toBeLessThanOrEqual(trueLocalMs + 1e-3);
-          expect(clock.earliestLocalMs(remote)).toBeGreaterThanOrEqual(trueLocalMs - clock.rttMs - 1e-3);
-          expect(Math.abs(clock.toLocalMs(remote) - trueLocalMs)).toBeLessThanOrEqual(clock.rttMs / 2 + 1e-3);
+          expect(clock.earliestLocalMs(remote)).toBeGreaterThanOrEqual(
+            trueLocalMs - clock.rttMs - 1e-3,
+          );
+          expect(Math.abs(clock.toLocalMs(remote) - trueLocalMs)).toBeLessThanOrEqual(
+            clock.rttMs / 2 + 1e-3,
+          );
         },
       ),
     );

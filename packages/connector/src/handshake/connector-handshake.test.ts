@@ -60,25 +60,42 @@ function engine({
   const ambient = { clock: manualClock(), log: { ...silentLog, warn: note } };
   const cache = { ...simConfig(16), ...change };
   const numBlocks = 8;
-  const ranks = createSimRanks({ transport: memoryTransport(), config: simConfig(16), tpSize, numBlocks });
+  const ranks = createSimRanks({
+    transport: memoryTransport(),
+    config: simConfig(16),
+    tpSize,
+    numBlocks,
+  });
   const handshakes = ranks.caches.map(
     (caches, tpRank) =>
       new ConnectorHandshake({
-        ...{ sideChannel, settings, engine: identity, cache, transferMode, ...ambient },
+        sideChannel,
+        settings,
+        engine: identity,
+        cache,
+        transferMode,
+        ...ambient,
         local: localGeometry(caches, { tpRank, tpSize }),
       }),
   );
   const payloads = handshakes.map((handshake, tpRank) => ({
-    ...{ tpRank, ppRank: 0 },
+    tpRank,
+    ppRank: 0,
     payload: handshake.payload(new Uint8Array([tpRank])),
   }));
   return {
-    ...{ asked, logged, handshakes },
+    asked,
+    logged,
+    handshakes,
     told: payloads.map(({ payload }) => decodeHandshakePayload(payload)),
     /** Serves the ranks' payloads at port 5600 of the engine's own host. */
     async listen() {
       const listener = new EngineListener({
-        ...{ sideChannel, settings, incarnation: "process", holds: () => ({ held: true }), ...ambient },
+        sideChannel,
+        settings,
+        incarnation: "process",
+        holds: () => ({ held: true }),
+        ...ambient,
         config: { ...config, sideChannelHost: engineId },
         engine: identity as SchedulerOptions["engine"],
       });
@@ -96,7 +113,12 @@ const outcomeOf = (work: Promise<unknown> | undefined) =>
   );
 
 const addressOf = (engineId: string, tpSize: number) => ({
-  ...{ engineId, host: engineId, port: 5600, tpSize, dcpSize: 1, ppSize: 1 },
+  engineId,
+  host: engineId,
+  port: 5600,
+  tpSize,
+  dcpSize: 1,
+  ppSize: 1,
 });
 
 describe("the compatibility hash", () => {
@@ -133,7 +155,10 @@ describe("the compatibility hash", () => {
     const { told, logged } = engine({ model: { hashedAttentionBackend: "CPU_ATTN" } });
     expect(told[0]?.extension?.factors).toEqual({ ...usual, attn_backend_name: "CPU_ATTN" });
     expect(logged).toMatchObject([
-      ["compatibility-factor-adopted", { factor: "attn_backend_name", ours: "SIM", announced: "CPU_ATTN" }],
+      [
+        "compatibility-factor-adopted",
+        { factor: "attn_backend_name", ours: "SIM", announced: "CPU_ATTN" },
+      ],
     ]);
   });
 });
@@ -151,14 +176,23 @@ describe("push_announced_block_size", () => {
     const own = announced({ transferMode: "push", extra: {} });
     expect(own).toMatchObject({ blockSize: 16, numBlocks: 8 });
     const bytes = 2 * (own.bytes ?? 0);
-    expect(announced({ transferMode: "push" })).toEqual({ blockSize: 32, numBlocks: 4, bytes, logged: [] });
+    expect(announced({ transferMode: "push" })).toEqual({
+      blockSize: 32,
+      numBlocks: 4,
+      bytes,
+      logged: [],
+    });
   });
 
   it("is not announced by a pull engine, which warns that the setting has no effect", () => {
     expect(announced({ transferMode: "pull" })).toMatchObject({
-      ...{ blockSize: 16, numBlocks: 8 },
+      blockSize: 16,
+      numBlocks: 8,
       logged: [
-        ["setting-not-used", { key: "kv_connector_extra_config.push_announced_block_size", value: 32 }],
+        [
+          "setting-not-used",
+          { key: "kv_connector_extra_config.push_announced_block_size", value: 32 },
+        ],
       ],
     });
   });
@@ -177,7 +211,9 @@ describe("a handshake with an engine of TP 2", () => {
       [1, 1],
     ]);
     expect(incarnation).toBe("process");
-    expect(asked.map(({ port, timeoutMs }) => [port, timeoutMs])).toEqual(ports.map((port) => [port, 5000]));
+    expect(asked.map(({ port, timeoutMs }) => [port, timeoutMs])).toEqual(
+      ports.map((port) => [port, 5000]),
+    );
   });
 });
 

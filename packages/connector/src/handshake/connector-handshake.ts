@@ -60,7 +60,10 @@ export interface ConnectorHandshakeOptions {
   readonly log: Log;
 }
 
-/** Both ends of a worker's handshakes: the payload that this rank serves, and the queries to other engines' ranks. */
+/**
+ * Both ends of a worker's handshakes: the payload that this rank serves, and the queries to other
+ * engines' ranks.
+ */
 export class ConnectorHandshake {
   readonly #options: ConnectorHandshakeOptions;
   readonly #factors: CompatibilityFactors;
@@ -113,12 +116,18 @@ export class ConnectorHandshake {
       agentMetadataBytes: encodeAgentMetadata(
         isAnnounced ? announcedInBlocksOf(metadata, announcedBlockSize) : metadata,
       ),
-      extension: { version: 1, factors: this.#factors, ...(features === undefined ? {} : { features }) },
+      extension: {
+        version: 1,
+        factors: this.#factors,
+        ...(features === undefined ? {} : { features }),
+      },
       rest: {},
     });
   }
 
-  /** Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`. */
+  /**
+   * Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`.
+   */
   async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
     const { engine, sideChannel, settings, local, log } = this.#options;
     let isRelaxed = false;
@@ -163,7 +172,9 @@ export class ConnectorHandshake {
       incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
       registrationGeneration: Number.isSafeInteger(registration) ? Number(registration) : undefined,
       fingerprint,
-      features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
+      features: new Set(
+        Array.isArray(features) ? features.filter((name) => typeof name === "string") : [],
+      ),
     };
   }
 }

@@ -28,7 +28,10 @@ function listenerOn(
     { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: port, VLLM_NIXL_SIDE_CHANNEL_HOST: "here" } },
   );
   const listener = new EngineListener({
-    ...{ sideChannel: sideChannel as SideChannel, config, clock, incarnation: "process" },
+    sideChannel: sideChannel as SideChannel,
+    config,
+    clock,
+    incarnation: "process",
     log: { ...silentLog, warn: (event) => void warnings.push(event) },
     settings: connectorSettings(config),
     engine: { ...engineIdentity("e", { tpSize }), dpRank },
@@ -41,12 +44,15 @@ type Answer = (
   frames: readonly Uint8Array[],
 ) => Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;
 
-/** A side channel without a network. Tests call the `answer` functions of its listeners directly. */
+/**
+ * A side channel without a network. Tests call the `answer` functions of its listeners directly.
+ */
 function stubSideChannel(takenPorts: readonly number[] = []) {
   const open = new Map<number, Answer>();
   const sideChannel = {
     async listen({ host, port, answer }: SideChannelListenOptions) {
-      if (takenPorts.includes(port)) throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `${port} is taken`);
+      if (takenPorts.includes(port))
+        throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `${port} is taken`);
       open.set(port, answer);
       return { host, port, close: async () => void open.delete(port) };
     },
@@ -82,7 +88,8 @@ describe("engine listener", () => {
       const { payload: got, clockSeconds } = decodeHandshakeReply(frames);
       expect(got.compatibilityHash).toBe(`rank ${tpRank}`);
       expect(clockSeconds).toBe(clock.now() / 1000);
-      // The clock is a msgpack float even when it is a whole number: vLLM's msgspec refuses an integer.
+      // The clock is a msgpack float even when it is a whole number: vLLM's msgspec refuses an
+      // integer.
       expect(frames[1]?.[0]).toBe(0xcb);
     }
   });
@@ -100,15 +107,24 @@ describe("engine listener", () => {
     ["freed", "e", false],
     // Another engine had the address, and a request of that name.
     ["kept", "another", false],
-  ])("answers a lease query for request %s of engine %s: held is %s", async (requestId, engineId, held) => {
-    const { ask } = await setUp();
-    const query = { requestId, engineId, generation: 1, capability: "c".repeat(22), blocks: "0".repeat(64) };
-    expect(decodeLeaseReply((await ask(encodeLeaseQuery(query))) ?? [])).toEqual({
-      incarnation: "process",
-      held,
-      registrationGeneration: 2,
-    });
-  });
+  ])(
+    "answers a lease query for request %s of engine %s: held is %s",
+    async (requestId, engineId, held) => {
+      const { ask } = await setUp();
+      const query = {
+        requestId,
+        engineId,
+        generation: 1,
+        capability: "c".repeat(22),
+        blocks: "0".repeat(64),
+      };
+      expect(decodeLeaseReply((await ask(encodeLeaseQuery(query))) ?? [])).toEqual({
+        incarnation: "process",
+        held,
+        registrationGeneration: 2,
+      });
+    },
+  );
 
   it("logs 50,000 malformed requests and unknown ranks in two lines per reason and ten seconds", async () => {
     const { ask, warnings, clock } = await setUp();
@@ -119,8 +135,10 @@ describe("engine listener", () => {
     }
     clock.advance(10_000);
     expect(warnings.sort()).toEqual([
-      ...["handshake-for-unknown-rank", "handshake-for-unknown-rank"],
-      ...["handshake-request-refused", "handshake-request-refused"],
+      "handshake-for-unknown-rank",
+      "handshake-for-unknown-rank",
+      "handshake-request-refused",
+      "handshake-request-refused",
     ]);
   });
 
@@ -142,10 +160,13 @@ describe("engine listener", () => {
     expect(await ask()).toBeUndefined();
     expect(await ask(good, good)).toBeUndefined();
     await fc.assert(
-      fc.asyncProperty(fc.array(fc.uint8Array({ maxLength: 80 }), { maxLength: 4 }), async (frames) => {
-        const reply = await ask(...frames);
-        expect(reply === undefined || reply.length > 0).toBe(true);
-      }),
+      fc.asyncProperty(
+        fc.array(fc.uint8Array({ maxLength: 80 }), { maxLength: 4 }),
+        async (frames) => {
+          const reply = await ask(...frames);
+          expect(reply === undefined || reply.length > 0).toBe(true);
+        },
+      ),
       { numRuns: 500 },
     );
     // Flips each bit of a valid request: the listener may answer or not, but never throws.
@@ -161,7 +182,9 @@ describe("engine listener", () => {
     const { listener, address } = await setUp();
     expect(address.registrationGeneration).toBe(2);
     expect((await listener.publish(ranks)).registrationGeneration).toBe(2);
-    const changed = await listener.publish([{ ppRank: 0, tpRank: 1, payload: payload("rank 1 again") }]);
+    const changed = await listener.publish([
+      { ppRank: 0, tpRank: 1, payload: payload("rank 1 again") },
+    ]);
     expect(changed).toEqual({ host: "here", port: 5600, registrationGeneration: 3 });
   });
 

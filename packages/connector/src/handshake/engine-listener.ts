@@ -36,7 +36,10 @@ export interface EngineListenerOptions {
   readonly settings: Pick<ConnectorSettings, "perWorkerPorts">;
   /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
-  /** Whether the blocks that D has read are still kept for its request and hold its prompt's KV; answers lease queries. */
+  /**
+   * Whether the blocks that D has read are still kept for its request and hold its prompt's KV;
+   * answers lease queries.
+   */
   holds(query: LeaseQuery): Pick<LeaseReply, "held" | "prompt">;
 }
 
@@ -46,15 +49,20 @@ export interface ListenerAddress {
   readonly host: string;
   /** The first port. */
   readonly port: number;
-  /** How often a new or changed payload of a rank was published: `remote_registration_generation` of `kv_transfer_params`. */
+  /**
+   * How often a new or changed payload of a rank was published: `remote_registration_generation` of
+   * `kv_transfer_params`.
+   */
   readonly registrationGeneration: number;
 }
 
 /**
- * The side channel of an engine (vLLM: `_nixl_handshake_listener`), in the process whose clock the leases are stamped with: it serves the workers'
- * handshake payloads and answers lease queries. It opens when the first payloads are published, because an open port without payloads would
- * refuse the first peers. Unlike vLLM's, it keeps serving after malformed input: a malformed request gets no reply, and a rank that does not exist
- * gets a refusal, which a vLLM client treats as a failed handshake at once instead of after its timeout.
+ * The side channel of an engine (vLLM: `_nixl_handshake_listener`), in the process whose clock the
+ * leases are stamped with: it serves the workers' handshake payloads and answers lease queries. It
+ * opens when the first payloads are published, because an open port without payloads would refuse
+ * the first peers. Unlike vLLM's, it keeps serving after malformed input: a malformed request gets
+ * no reply, and a rank that does not exist gets a refusal, which a vLLM client treats as a failed
+ * handshake at once instead of after its timeout.
  */
 export class EngineListener implements AsyncDisposable {
   readonly #options: EngineListenerOptions;
@@ -71,19 +79,28 @@ export class EngineListener implements AsyncDisposable {
   }
 
   /**
-   * Serves these payloads from now on, by rank. Returns where peers shake hands. Errors: `KV_SIDE_CHANNEL_CLOSED` after `close`;
-   * `KV_SIDE_CHANNEL_BIND_FAILED`; those of `decodeHandshakePayload`.
+   * Serves these payloads from now on, by rank. Returns where peers shake hands. Errors:
+   * `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`; those of
+   * `decodeHandshakePayload`.
    */
   async publish(workers: readonly WorkerHandshakeMetadata[]): Promise<ListenerAddress> {
-    if (this.#closed) throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the scheduler connector is closed");
+    if (this.#closed)
+      throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the scheduler connector is closed");
     for (const worker of workers) this.#replacePayload(worker);
     if (this.#listeners.length === 0) this.#listeners = await this.#listen();
     const [first] = this.#listeners;
     if (this.#closed) await this.close();
     const { sideChannelHost } = this.#options.config;
     if (first === undefined)
-      throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `no port to listen on at ${sideChannelHost}`);
-    return { host: first.host, port: first.port, registrationGeneration: this.#registrationGeneration };
+      throw new KvError(
+        "KV_SIDE_CHANNEL_BIND_FAILED",
+        `no port to listen on at ${sideChannelHost}`,
+      );
+    return {
+      host: first.host,
+      port: first.port,
+      registrationGeneration: this.#registrationGeneration,
+    };
   }
 
   /** Number of open ports. */
@@ -108,7 +125,8 @@ export class EngineListener implements AsyncDisposable {
   #replacePayload({ ppRank, tpRank, payload }: WorkerHandshakeMetadata): void {
     const key = rankKey({ ppRank, tpRank });
     const before = this.#payloads.get(key);
-    // Peers with an older handshake hold stale metadata: the generation in `kv_transfer_params` makes them shake hands again.
+    // Peers with an older handshake hold stale metadata: the generation in `kv_transfer_params`
+    // makes them shake hands again.
     if (before !== undefined && sameBytes(before.published, payload)) return;
     const published = payload.slice();
     const decoded = decodeHandshakePayload(published);
@@ -140,7 +158,11 @@ export class EngineListener implements AsyncDisposable {
     if (query !== undefined) {
       const held = query.engineId === engine.engineId ? holds(query) : { held: false };
       return [
-        encodeLeaseReply({ incarnation, registrationGeneration: this.#registrationGeneration, ...held }),
+        encodeLeaseReply({
+          incarnation,
+          registrationGeneration: this.#registrationGeneration,
+          ...held,
+        }),
       ];
     }
     try {
@@ -151,7 +173,9 @@ export class EngineListener implements AsyncDisposable {
       this.#warnings.warn("handshake-for-unknown-rank", "rank", { ppRank, tpRank, known });
       const ranks = known.join(", ") || "none yet";
       return [
-        encodeHandshakeRefusal(`this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${ranks}`),
+        encodeHandshakeRefusal(
+          `this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${ranks}`,
+        ),
       ];
     } catch (error) {
       if (!KvError.is(error)) throw error;
@@ -188,7 +212,10 @@ interface ServedPayload {
   sealed?: { readonly bytes: Uint8Array; readonly generation: number };
 }
 
-/** vLLM 0.33: port + data-parallel rank, one listener for all ranks. vLLM's older guide: port + dp_rank · tp_size + tp_rank. */
+/**
+ * vLLM 0.33: port + data-parallel rank, one listener for all ranks. vLLM's older guide: port +
+ * dp_rank · tp_size + tp_rank.
+ */
 function portsOf(
   { sideChannelPort }: KvTransferConfig,
   { dpRank, tpSize }: SchedulerOptions["engine"],

@@ -88,14 +88,20 @@ function peerOf(peer: Peer) {
     listen: () => Promise.reject(new Error("not here")),
     close: async () => {},
   };
-  const options = { sideChannel, timeoutMs: 5000, compatibility: { hash, factors, enforced: true } };
+  const options = {
+    sideChannel,
+    timeoutMs: 5000,
+    compatibility: { hash, factors, enforced: true },
+  };
   return { asked, options };
 }
 
 describe("shakeHands", () => {
   it("accepts only a payload that is sealed for the requested rank", async () => {
     const { options } = peerOf({ tellsFactors: true, sealsForRank: 1 });
-    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({ code: "KV_HANDSHAKE_UNTRUSTED" });
+    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_UNTRUSTED",
+    });
   });
 
   it.each([
@@ -150,7 +156,9 @@ describe("shakeHands", () => {
     });
     const enforced = false;
     const lax = { ...options, compatibility: { ...options.compatibility, enforced } };
-    await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
+    await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({
+      code: "KV_WIRE_MALFORMED",
+    });
   });
 
   it("accepts a different compatibility hash only when it is not enforced, and reports the differences once", async () => {
@@ -169,7 +177,10 @@ describe("shakeHands", () => {
     ]);
     const equal = peerOf({});
     const enforced = false;
-    await shakeHands(address, [0], { ...equal.options, compatibility: { ...compatibility, enforced } });
+    await shakeHands(address, [0], {
+      ...equal.options,
+      compatibility: { ...compatibility, enforced },
+    });
     expect(told).toHaveLength(1);
   });
 
@@ -204,7 +215,9 @@ describe("shakeHands", () => {
       agentMetadataBytes: metadataBytes("p0"),
       rest: {},
     });
-    await expect(shakeHands(address, [0], peerOf({ frames: [payload] }).options)).rejects.toMatchObject({
+    await expect(
+      shakeHands(address, [0], peerOf({ frames: [payload] }).options),
+    ).rejects.toMatchObject({
       code: "KV_HANDSHAKE_INCOMPATIBLE",
       message: expect.stringContaining("version") as string,
     });

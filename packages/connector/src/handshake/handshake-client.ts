@@ -16,7 +16,10 @@ import {
 import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
 import { describeEngine, type EngineAddress } from "./engine-address.js";
 
-/** Bytes of the answers of all ranks together: a hundred times what 256 ranks send over UCX. A request names the engine, so one must not be able to ask for more. */
+/**
+ * Bytes of the answers of all ranks together: a hundred times what 256 ranks send over UCX. A
+ * request names the engine, so one must not be able to ask for more.
+ */
 const MAX_ANSWER_BYTES = 64 * 2 ** 20;
 /** For the answers of all ranks, in milliseconds. */
 const MAX_ANSWERING_MS = 60_000;
@@ -28,7 +31,10 @@ export interface Handshake {
   readonly clock: ClockOffset;
   /** The `@kv` extension; undefined for vLLM. */
   readonly extension: HandshakeExtension | undefined;
-  /** SHA-256 of what was received: equal for two handshakes with the same process and the same registered caches. */
+  /**
+   * SHA-256 of what was received: equal for two handshakes with the same process and the same
+   * registered caches.
+   */
   readonly fingerprint: string;
 }
 
@@ -56,16 +62,21 @@ export interface HandshakeClientOptions {
     /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
-  /** One port per rank, as in vLLM's older guide: rank r answers at the engine's port + r. Default false. */
+  /**
+   * One port per rank, as in vLLM's older guide: rank r answers at the engine's port + r. Default
+   * false.
+   */
   readonly portPerRank?: boolean | undefined;
 }
 
 /**
- * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility hash is checked before the metadata is decoded.
- * Errors: those of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
+ * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility
+ * hash is checked before the metadata is decoded. Errors: those of `SideChannel.request`;
+ * `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
  * payload was changed on its way; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
- * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` also where all ranks together send more than 64 MiB, or take
- * longer than a minute.
+ * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`;
+ * `KV_WIRE_LIMIT_EXCEEDED` also where all ranks together send more than 64 MiB, or take longer than
+ * a minute.
  */
 export async function shakeHands(
   address: EngineAddress,
@@ -79,7 +90,8 @@ export async function shakeHands(
   const received = createHash("sha256");
   const budget = new AnswerBudget(address);
   for (let ppRank = 0; ppRank < address.ppSize; ppRank++) {
-    // One after another, as in vLLM: a listener answers one request at a time, and waiting would distort the clock samples.
+    // One after another, as in vLLM: a listener answers one request at a time, and waiting would
+    // distort the clock samples.
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options, budget);
       if (sample !== undefined) samples.push(sample);
@@ -139,7 +151,11 @@ async function ask(
     sample:
       clockSeconds === undefined
         ? undefined
-        : { sentAtMs: reply.sentAtMs, receivedAtMs: reply.receivedAtMs, remoteSeconds: clockSeconds },
+        : {
+            sentAtMs: reply.sentAtMs,
+            receivedAtMs: reply.receivedAtMs,
+            remoteSeconds: clockSeconds,
+          },
   };
 }
 
@@ -170,7 +186,10 @@ class AnswerBudget {
   }
 }
 
-/** Returns true when the hashes differ and the difference is accepted. `isReported`: `relaxed` was already called for this engine. */
+/**
+ * Returns true when the hashes differ and the difference is accepted. `isReported`: `relaxed` was
+ * already called for this engine.
+ */
 function checkCompatibility(
   address: EngineAddress,
   payload: HandshakePayload,
@@ -181,8 +200,13 @@ function checkCompatibility(
   if (!compatibility.enforced && (isReported || compatibility.relaxed === undefined)) return true;
   const factors = payload.extension?.factors;
   const sent =
-    typeof factors === "object" && factors !== null ? { factors: factors as Record<string, unknown> } : {};
-  const why = explainCompatibility(compatibility.factors, { hash: payload.compatibilityHash, ...sent });
+    typeof factors === "object" && factors !== null
+      ? { factors: factors as Record<string, unknown> }
+      : {};
+  const why = explainCompatibility(compatibility.factors, {
+    hash: payload.compatibilityHash,
+    ...sent,
+  });
   if (!compatibility.enforced) {
     compatibility.relaxed?.(why);
     return true;
@@ -192,7 +216,11 @@ function checkCompatibility(
     `${describeEngine(address)} cannot be read from: ${why.text}`,
     {
       hint: 'make the two configurations equal, or set "enforce_handshake_compat": false in kv_connector_extra_config to read all the same',
-      details: { ours: compatibility.hash, theirs: payload.compatibilityHash, differences: why.differences },
+      details: {
+        ours: compatibility.hash,
+        theirs: payload.compatibilityHash,
+        differences: why.differences,
+      },
     },
   );
 }

@@ -31,11 +31,14 @@ describe("rank geometry", () => {
 
   it("takes fields that an older peer leaves out from the local geometry", () => {
     const here = local();
-    const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } = describeRank(here, {
-      engineId: "e",
-      agentMetadata: new Uint8Array([1]),
-    });
-    expect([regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes]).not.toContain(undefined);
+    const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } =
+      describeRank(here, {
+        engineId: "e",
+        agentMetadata: new Uint8Array([1]),
+      });
+    expect([regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes]).not.toContain(
+      undefined,
+    );
     expect(remoteGeometry(old, rank, here)).toEqual(here);
   });
 
@@ -71,10 +74,14 @@ describe("rank geometry", () => {
     expect(grouped.regions).toEqual([{ ...second, groupIds: [0] }]);
     const refused = (metadata: Partial<AgentMetadata>, at: Partial<RankGeometry> = {}) =>
       expect(() => remoteGeometry({ ...told, ...metadata }, rank, { ...here, ...at }));
-    refused({ regionNames: undefined }).toThrow(/engine e does not name its regions: stage 1 of this engine/);
+    refused({ regionNames: undefined }).toThrow(
+      /engine e does not name its regions: stage 1 of this engine/,
+    );
     refused({ regionNames: ["layers.0", "layers.9"] }).toThrow(/engine e has no region layers\.1/);
     refused({ packedMemberLayouts: { "layers.0": [0, 512] } }).toThrow(/rows with several layers/);
-    refused({ regionMemoryTypes: ["DRAM", "VRAM"] }).toThrow(/regions in host and in device memory/);
+    refused({ regionMemoryTypes: ["DRAM", "VRAM"] }).toThrow(
+      /regions in host and in device memory/,
+    );
     refused({}, { stateSpace: { convBytes: 64, recurrentBytes: 128 } }).toThrow(/recurrent states/);
   });
 
@@ -120,25 +127,40 @@ describe("rank geometry", () => {
       return localGeometry(
         {
           config: { ...caches.config, layout: "LHBNC", numKvHeads: 6 },
-          regions: names.map((name, index) => ({ ...region, ...lengths, name, offsetBytes: index * 64 })),
+          regions: names.map((name, index) => ({
+            ...region,
+            ...lengths,
+            name,
+            offsetBytes: index * 64,
+          })),
         },
         { tpRank, tpSize: 2 },
       );
     };
     const here = segmented(1);
     expect(here.regions.map(({ name, numKvHeads }) => [name, numKvHeads])).toEqual(
-      ["layers.0", "layers.0 #2", "layers.0 #3", "layers.1", "layers.1 #2", "layers.1 #3"].map((name) => [
-        name,
-        2,
-      ]),
+      ["layers.0", "layers.0 #2", "layers.0 #3", "layers.1", "layers.1 #2", "layers.1 #3"].map(
+        (name) => [name, 2],
+      ),
     );
     const told = describeRank(segmented(1), { engineId: "e", agentMetadata: new Uint8Array([1]) });
     expect(told.regionNames).toEqual(names);
     const members = names.map((name) => [name]);
-    const remote = remoteGeometry({ ...told, regionMembers: members }, { tpRank: 1, tpSize: 2 }, here);
+    const remote = remoteGeometry(
+      { ...told, regionMembers: members },
+      { tpRank: 1, tpSize: 2 },
+      here,
+    );
     expect(remote.regions.map(({ name }) => name)).toEqual(here.regions.map(({ name }) => name));
-    expect(remote.regions.map((region) => region.members)).toEqual(here.regions.map(({ name }) => [name]));
-    const plan = buildEngineTransferPlan({ local: here, remotes: [remote], numKvHeads: 6, groups: ["full"] });
+    expect(remote.regions.map((region) => region.members)).toEqual(
+      here.regions.map(({ name }) => [name]),
+    );
+    const plan = buildEngineTransferPlan({
+      local: here,
+      remotes: [remote],
+      numKvHeads: 6,
+      groups: ["full"],
+    });
     expect(plan.form).toBe("copy");
     expect(
       planRequest(plan, { localBlockIds: [[0]], remoteBlockIds: [[0]], numTokens: 16 }).reads,
@@ -147,7 +169,8 @@ describe("rank geometry", () => {
   });
 
   it("uses each layer's own block length when the layers of one group differ", () => {
-    // vLLM 0.33 wraps such layers in one `UniformTypeKVCacheSpecs`. This group has two head sizes, two numbers of heads, and a latent.
+    // vLLM 0.33 wraps such layers in one `UniformTypeKVCacheSpecs`. This group has two head sizes,
+    // two numbers of heads, and a latent.
     const pages = [
       { name: "layers.0", bytes: (heads: number) => heads * 16 * 64 },
       { name: "layers.1", bytes: (heads: number) => heads * 16 * 128 },
@@ -155,17 +178,27 @@ describe("rank geometry", () => {
       { name: "layers.3", bytes: () => 16 * 576, replicated: true },
     ];
     const side = (tpRank: number, tpSize: number): RankGeometry => ({
-      ...{ ...local(), tpRank, tpSize },
+      ...local(),
+      tpRank,
+      tpSize,
       layout: "LBHNC",
       kernelBlockSize: 16,
       regions: pages.map(({ bytes, ...page }, index) => ({
-        ...{ ...page, baseAddress: 2 ** 20 * (8 * tpRank + index + 1), numBlocks: 8, groupId: 0 },
-        ...{ blockLengthBytes: bytes(8 / tpSize), blockStrideBytes: bytes(8 / tpSize), memoryType: "DRAM" },
+        ...page,
+        baseAddress: 2 ** 20 * (8 * tpRank + index + 1),
+        numBlocks: 8,
+        groupId: 0,
+        blockLengthBytes: bytes(8 / tpSize),
+        blockStrideBytes: bytes(8 / tpSize),
+        memoryType: "DRAM",
       })),
     });
     const here = side(0, 1);
     const remotes = [0, 1].map((tpRank) => {
-      const told = describeRank(side(tpRank, 2), { engineId: "e", agentMetadata: new Uint8Array([1]) });
+      const told = describeRank(side(tpRank, 2), {
+        engineId: "e",
+        agentMetadata: new Uint8Array([1]),
+      });
       return remoteGeometry(told, { tpRank, tpSize: 2 }, here);
     });
     expect(remotes[0]?.regions.map(({ blockLengthBytes }) => blockLengthBytes)).toEqual([
@@ -179,7 +212,8 @@ describe("rank geometry", () => {
     const grouped = (...sizes: readonly (number | undefined)[]): KvCacheConfig => ({
       ...simConfig(16),
       groups: sizes.map((blockSize, index) => ({
-        ...{ kind: "full", layerNames: [`layers.${index}`] },
+        kind: "full",
+        layerNames: [`layers.${index}`],
         ...(blockSize === undefined ? {} : { blockSize }),
       })),
     });
@@ -203,13 +237,22 @@ describe("rank geometry", () => {
       const here = geometryOf(grouped(undefined, 64));
       const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
       expect(remoteGeometry(told, rank, here).groupBlockTokens).toEqual([16, 64]);
-      expect(remoteGeometry({ ...told, blockSize: 32 }, rank, here).groupBlockTokens).toEqual([32, 128]);
-      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, here).groupBlockTokens).toEqual([5, 20]);
+      expect(remoteGeometry({ ...told, blockSize: 32 }, rank, here).groupBlockTokens).toEqual([
+        32, 128,
+      ]);
+      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, here).groupBlockTokens).toEqual([
+        5, 20,
+      ]);
       const odd = geometryOf(grouped(undefined, 24));
-      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, odd)).not.toHaveProperty("groupBlockTokens");
+      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, odd)).not.toHaveProperty(
+        "groupBlockTokens",
+      );
       // A peer that groups its layers otherwise may have other sizes.
       const regionGroupIds = [1, 0];
-      const elsewhere = { ...here, regions: here.regions.map((region, groupId) => ({ ...region, groupId })) };
+      const elsewhere = {
+        ...here,
+        regions: here.regions.map((region, groupId) => ({ ...region, groupId })),
+      };
       expect(remoteGeometry({ ...told, regionGroupIds }, rank, elsewhere)).not.toHaveProperty(
         "groupBlockTokens",
       );
@@ -217,8 +260,14 @@ describe("rank geometry", () => {
   });
 
   describe("cells, by which padded blocks are known (vllm#52516)", () => {
-    /** Regions of a rank with 4 heads of 8 elements and blocks of 16 tokens, by the bytes of each. */
-    const cells = (lengths: readonly number[], change: Partial<KvCacheConfig> = {}, region = {}) => {
+    /**
+     * Regions of a rank with 4 heads of 8 elements and blocks of 16 tokens, by the bytes of each.
+     */
+    const cells = (
+      lengths: readonly number[],
+      change: Partial<KvCacheConfig> = {},
+      region = {},
+    ) => {
       const [caches] = createSimRanks({
         transport: memoryTransport(),
         config: simConfig(16),
@@ -228,7 +277,10 @@ describe("rank geometry", () => {
       const [first] = caches?.regions ?? [];
       if (caches === undefined || first === undefined) throw new Error("no rank");
       const regions = lengths.map((blockLengthBytes, index) => ({
-        ...{ ...first, name: `layers.${index}`, blockLengthBytes, blockStrideBytes: blockLengthBytes },
+        ...first,
+        name: `layers.${index}`,
+        blockLengthBytes,
+        blockStrideBytes: blockLengthBytes,
         ...region,
       }));
       const config = { ...caches.config, headSize: 8, dtype: "torch.bfloat16", ...change };
@@ -261,7 +313,9 @@ describe("rank geometry", () => {
     });
 
     it("the type of the cache is a part of the model", () => {
-      expect(modelGeometry({ ...simConfig(16), cacheDtype: "nvfp4" })).toMatchObject({ cacheDtype: "nvfp4" });
+      expect(modelGeometry({ ...simConfig(16), cacheDtype: "nvfp4" })).toMatchObject({
+        cacheDtype: "nvfp4",
+      });
     });
   });
 
@@ -270,7 +324,12 @@ describe("rank geometry", () => {
     const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
     const refusal = (() => {
       try {
-        remoteGeometry({ ...told, pleBlockLengthBytes: 4096 }, rank, here, "model DeepSeek-V4-Linear");
+        remoteGeometry(
+          { ...told, pleBlockLengthBytes: 4096 },
+          rank,
+          here,
+          "model DeepSeek-V4-Linear",
+        );
       } catch (error) {
         return KvError.is(error, "KV_PLAN_UNSUPPORTED") ? error : undefined;
       }

@@ -10,7 +10,10 @@ import {
 import type { AgentMetadata } from "@kv/protocol";
 import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
-/** The position of a rank in its engine. The pipeline fields are set only for an engine with several stages. */
+/**
+ * The position of a rank in its engine. The pipeline fields are set only for an engine with several
+ * stages.
+ */
 export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize" | "dcpSize">;
 
 /** This rank's caches in the form that plans use. */
@@ -23,7 +26,9 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const names = numberSegments(layerNames);
   // LHBNC has a segment for each head of a rank.
   const headEach =
-    config.layout === "LHBNC" ? new Set(layerNames.filter((name, at) => name !== names[at])) : undefined;
+    config.layout === "LHBNC"
+      ? new Set(layerNames.filter((name, at) => name !== names[at]))
+      : undefined;
   const geometry: RankGeometry = {
     ...rank,
     dcpSize: rank.dcpSize ?? 1,
@@ -40,7 +45,9 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
       blockStrideBytes: region.blockStrideBytes,
       groupId: region.groupId,
       memoryType: region.memoryType,
-      ...(region.memory.deviceId === first.memory.deviceId ? {} : { deviceId: region.memory.deviceId }),
+      ...(region.memory.deviceId === first.memory.deviceId
+        ? {}
+        : { deviceId: region.memory.deviceId }),
       ...(region.groupIds === undefined ? {} : { groupIds: region.groupIds }),
       ...(headEach?.has(region.name) === true ? { numKvHeads: rank.tpSize } : {}),
       ...(region.numKvHeads === undefined ? {} : { numKvHeads: region.numKvHeads }),
@@ -63,7 +70,11 @@ function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateS
 }
 
 /** The groups of a model in the form that plans use. */
-export function modelGeometry({ groups, numKvHeads, cacheDtype }: KvCaches["config"]): ModelGeometry {
+export function modelGeometry({
+  groups,
+  numKvHeads,
+  cacheDtype,
+}: KvCaches["config"]): ModelGeometry {
   return {
     numKvHeads,
     cacheDtype,
@@ -74,7 +85,10 @@ export function modelGeometry({ groups, numKvHeads, cacheDtype }: KvCaches["conf
   };
 }
 
-/** A rank's geometry as handshake metadata: all of vLLM 0.33's fields, including those with defaults. */
+/**
+ * A rank's geometry as handshake metadata: all of vLLM 0.33's fields, including those with
+ * defaults.
+ */
 export function describeRank(
   local: RankGeometry,
   { engineId, agentMetadata }: { engineId: string; agentMetadata: Uint8Array },
@@ -107,12 +121,14 @@ export function describeRank(
 }
 
 /**
- * The same memory in blocks of another size, as a push P announces it to vLLM D's (`push_announced_block_size`). A D that is written to uses none of it but
- * the block size. Where P's blocks do not fill whole announced ones, the rest of the memory is left out.
+ * The same memory in blocks of another size, as a push P announces it to vLLM D's
+ * (`push_announced_block_size`). A D that is written to uses none of it but the block size. Where
+ * P's blocks do not fill whole announced ones, the rest of the memory is left out.
  */
 export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): AgentMetadata {
   const { blockSize, numBlocks, blockLengthsBytes, blockStridesBytes, regionNumBlocks } = metadata;
-  const lengths = (bytes: readonly number[]) => bytes.map((each) => Math.round((each * tokens) / blockSize));
+  const lengths = (bytes: readonly number[]) =>
+    bytes.map((each) => Math.round((each * tokens) / blockSize));
   const blocks = (count: number) => Math.max(1, Math.floor((count * blockSize) / tokens));
   return {
     ...metadata,
@@ -125,10 +141,11 @@ export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): Ag
 }
 
 /**
- * A remote rank's geometry from its handshake metadata. The plan checks it against the local one. Fields that an older peer leaves out are
- * taken from the local rank, region by region, as in vLLM. A pipeline stage has only the regions of its own layers, so it must name them. Prefill context
- * parallelism changes nothing for a reader: its first rank serves whole blocks, or its ranks are those of decode context parallelism. `model` names the model
- * in errors.
+ * A remote rank's geometry from its handshake metadata. The plan checks it against the local one.
+ * Fields that an older peer leaves out are taken from the local rank, region by region, as in vLLM.
+ * A pipeline stage has only the regions of its own layers, so it must name them. Prefill context
+ * parallelism changes nothing for a reader: its first rank serves whole blocks, or its ranks are
+ * those of decode context parallelism. `model` names the model in errors.
  */
 export function remoteGeometry(
   received: AgentMetadata,
@@ -142,7 +159,10 @@ export function remoteGeometry(
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `engine ${metadata.engineId} has prefill context parallelism of ${pcpSize} and decode context parallelism of ${dcpSize}: the second must be 1 or the same`,
-      { hint: "as in vLLM 0.33; change --decode-context-parallel-size", details: { pcpSize, dcpSize } },
+      {
+        hint: "as in vLLM 0.33; change --decode-context-parallel-size",
+        details: { pcpSize, dcpSize },
+      },
     );
   }
   if (metadata.pleBlockLengthBytes !== null) {
@@ -163,13 +183,17 @@ export function remoteGeometry(
       { hint: "upgrade the peer to vLLM 0.32 or later", details: { ppRank, ppSize } },
     );
   }
-  const packed = Object.entries(metadata.packedMemberLayouts).map(([name, [offsetBytes, lengthBytes]]) => {
-    return [name, { offsetBytes: offsetBytes ?? 0, lengthBytes: lengthBytes ?? 0 }] as const;
-  });
+  const packed = Object.entries(metadata.packedMemberLayouts).map(
+    ([name, [offsetBytes, lengthBytes]]) => {
+      return [name, { offsetBytes: offsetBytes ?? 0, lengthBytes: lengthBytes ?? 0 }] as const;
+    },
+  );
   const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
-  const names = metadata.regionNames === undefined ? undefined : numberSegments(metadata.regionNames);
+  const names =
+    metadata.regionNames === undefined ? undefined : numberSegments(metadata.regionNames);
   const members = numberMembers(metadata.regionMembers);
-  // The layers of this stage may all be of one group: only the whole list shows that other groups have regions of their own.
+  // The layers of this stage may all be of one group: only the whole list shows that other groups
+  // have regions of their own.
   const hasOtherGroups = (local.ppSize ?? 1) > 1 && new Set(received.regionGroupIds).size > 1;
   const mixed = new Set(metadata.regionMemoryTypes ?? []).size > 1;
   const remote: RankGeometry = {
@@ -184,7 +208,8 @@ export function remoteGeometry(
     deviceId: metadata.deviceId,
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
       const received = names?.[index];
-      const here = ppSize > 1 ? local.regions.find(({ name }) => name === received) : local.regions[index];
+      const here =
+        ppSize > 1 ? local.regions.find(({ name }) => name === received) : local.regions[index];
       const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
       const groupId = metadata.regionGroupIds?.[index] ?? here?.groupId ?? 0;
       return {
@@ -196,7 +221,8 @@ export function remoteGeometry(
         groupId,
         ...(hasOtherGroups && groupId >= 0 ? { groupIds: [groupId] } : {}),
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
-        // Beside device memory, host memory is registered as device 0 (vLLM 0.33, `register_local_xfer_handler`).
+        // Beside device memory, host memory is registered as device 0 (vLLM 0.33,
+        // `register_local_xfer_handler`).
         ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
         ...(received === undefined || here?.name === received ? sharingOf(here) : {}),
         ...(members[index] === undefined ? {} : { members: members[index] }),
@@ -207,7 +233,10 @@ export function remoteGeometry(
   return { ...remote, ...blockTokensOf(remote, local) };
 }
 
-/** The regions of a D that has all layers, which this stage of a push P writes: those of its own layers, in its order (vLLM 0.33 matches by index, or by name in groups). */
+/**
+ * The regions of a D that has all layers, which this stage of a push P writes: those of its own
+ * layers, in its order (vLLM 0.33 matches by index, or by name in groups).
+ */
 function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetadata {
   const { engineId, regionNames } = metadata;
   const stage = `stage ${local.ppRank} of this engine`;
@@ -235,8 +264,10 @@ function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetada
       { hint: "run the same model on both sides, and vLLM 0.32 or later", details: { absent } },
     );
   }
-  const of = <T>(values: readonly T[]) => indices.flatMap((index) => values.slice(index, index + 1));
-  const optional = <T>(values: readonly T[] | undefined) => (values === undefined ? undefined : of(values));
+  const of = <T>(values: readonly T[]) =>
+    indices.flatMap((index) => values.slice(index, index + 1));
+  const optional = <T>(values: readonly T[] | undefined) =>
+    values === undefined ? undefined : of(values);
   return {
     ...metadata,
     baseAddresses: of(metadata.baseAddresses),
@@ -251,10 +282,14 @@ function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetada
 }
 
 /**
- * Tokens in the blocks of the remote's groups, which a handshake does not carry: the ratio of two groups is the model's. Absent where the remote groups its
- * layers otherwise, and where groups would not get whole tokens, which the plan refuses.
+ * Tokens in the blocks of the remote's groups, which a handshake does not carry: the ratio of two
+ * groups is the model's. Absent where the remote groups its layers otherwise, and where groups
+ * would not get whole tokens, which the plan refuses.
  */
-function blockTokensOf(remote: RankGeometry, local: RankGeometry): Pick<RankGeometry, "groupBlockTokens"> {
+function blockTokensOf(
+  remote: RankGeometry,
+  local: RankGeometry,
+): Pick<RankGeometry, "groupBlockTokens"> {
   if (local.groupBlockTokens === undefined) return {};
   const groups = new Map(local.regions.map(({ name, groupId }) => [name, groupId]));
   if (remote.regions.some(({ name, groupId }) => groups.get(name) !== groupId)) return {};
@@ -265,7 +300,10 @@ function blockTokensOf(remote: RankGeometry, local: RankGeometry): Pick<RankGeom
   return groupBlockTokens.every(Number.isInteger) ? { groupBlockTokens } : {};
 }
 
-/** How ranks share a cache, and what a cell is, depends on the model and is not part of the handshake, so it is taken from the local region. */
+/**
+ * How ranks share a cache, and what a cell is, depends on the model and is not part of the
+ * handshake, so it is taken from the local region.
+ */
 function sharingOf(
   here: RegionGeometry | undefined,
 ): Pick<RegionGeometry, "cellBytes" | "numKvHeads" | "replicated"> {
@@ -276,7 +314,10 @@ function sharingOf(
   };
 }
 
-/** Numbers the members of regions in the way that region names are numbered: a cache with several segments is a member of as many regions. */
+/**
+ * Numbers the members of regions in the way that region names are numbered: a cache with several
+ * segments is a member of as many regions.
+ */
 function numberMembers(members: readonly (readonly string[])[]): (readonly string[])[] {
   const numbered = numberSegments(members.flat());
   let begin = 0;

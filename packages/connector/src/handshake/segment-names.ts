@@ -2,8 +2,9 @@
 const MARK = " #";
 
 /**
- * vLLM registers a region per segment of a cache whose blocks are not contiguous in memory (one segment per head in LHBNC; separate K and V),
- * all under the cache's name. Plans need unique names: the second segment is "name #2", and so on.
+ * vLLM registers a region per segment of a cache whose blocks are not contiguous in memory (one
+ * segment per head in LHBNC; separate K and V), all under the cache's name. Plans need unique
+ * names: the second segment is "name #2", and so on.
  */
 export function numberSegments(names: readonly string[]): string[] {
   const seen = new Map<string, number>();
@@ -14,7 +15,10 @@ export function numberSegments(names: readonly string[]): string[] {
   });
 }
 
-/** Maps segment names back to vLLM's names. A number is removed only if the cache's first segment came before it. */
+/**
+ * Maps segment names back to vLLM's names. A number is removed only if the cache's first segment
+ * came before it.
+ */
 export function cachesOfSegments(names: readonly string[]): string[] {
   const known = new Set(names);
   return names.map((name) => {

@@ -4,15 +4,23 @@ import { type MetricSeries, prometheusText } from "./prometheus-text.js";
 
 /** Metrics that are kept in memory and rendered on request. */
 export interface MemoryMetrics extends Metrics {
-  /** The sum of a counter over all label sets, or the number of observations of a histogram; 0 for an unknown metric. */
+  /**
+   * The sum of a counter over all label sets, or the number of observations of a histogram; 0 for
+   * an unknown metric.
+   */
   total(name: string): number;
-  /** Renders Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`. */
+  /**
+   * Renders Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`.
+   */
   render(): string;
 }
 
 /** Options of `memoryMetrics`. */
 export interface MemoryMetricsOptions {
-  /** Upper bounds of histogram buckets by metric name, ascending. @default vLLM's bounds for vLLM's metrics, bounds in seconds for others */
+  /**
+   * Upper bounds of histogram buckets by metric name, ascending. @default vLLM's bounds for vLLM's
+   * metrics, bounds in seconds for others
+   */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;
   /** Labels that are added to every series, such as `{ engine: "0" }`. @default undefined */
   readonly labels?: Readonly<Record<string, string>>;
@@ -49,7 +57,9 @@ export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics
   }
 
   function seriesOf({ byLabels, bounds }: Family, given: Readonly<Record<string, string>>): Series {
-    const all = Object.entries({ ...options.labels, ...given }).sort(([a], [b]) => (a < b ? -1 : 1));
+    const all = Object.entries({ ...options.labels, ...given }).sort(([a], [b]) =>
+      a < b ? -1 : 1,
+    );
     const key = JSON.stringify(all);
     let series = byLabels.get(key);
     if (series === undefined) {
@@ -78,7 +88,10 @@ export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics
     },
     render: () =>
       prometheusText(
-        [...families.values()].map(({ byLabels, ...family }) => ({ ...family, series: byLabels.values() })),
+        [...families.values()].map(({ byLabels, ...family }) => ({
+          ...family,
+          series: byLabels.values(),
+        })),
       ),
   };
 }

@@ -1,4 +1,7 @@
-/** vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards work, and one of this project. Those in `HISTOGRAMS` are histograms, the others counters. */
+/**
+ * vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards work, and one of this
+ * project. Those in `HISTOGRAMS` are histograms, the others counters.
+ */
 export const METRICS = {
   transferSeconds: "vllm:nixl_xfer_time_seconds",
   postSeconds: "vllm:nixl_post_time_seconds",
@@ -9,7 +12,10 @@ export const METRICS = {
   failedNotifications: "vllm:nixl_num_failed_notifications",
   expiredRequests: "vllm:nixl_num_kv_expired_reqs",
   notificationsAfterExpiry: "vllm:nixl_num_notifications_after_expiry",
-  /** Engines count them (v1/metrics/loggers.py): all tokens of prompts, and those that were not computed, by where their KV comes from. */
+  /**
+   * Engines count them (v1/metrics/loggers.py): all tokens of prompts, and those that were not
+   * computed, by where their KV comes from.
+   */
   promptTokensBySource: "vllm:prompt_tokens_by_source",
   promptTokensCachedBySource: "vllm:prompt_tokens_cached_by_source",
   /** Of this project: vLLM 0.33 throws in its engine step instead. */
@@ -30,16 +36,22 @@ export const METRIC_HELP: Readonly<Record<string, string>> = {
   [METRICS.promptTokensBySource]: "Number of prompt tokens by source.",
   [METRICS.promptTokensCachedBySource]:
     "Prefix-cache hit tokens by the cache tier that supplied them: device, host, disk, p2p or external_unspecified.",
-  [METRICS.ignoredNotifications]: "Notifications of a form or type that this version does not know.",
+  [METRICS.ignoredNotifications]:
+    "Notifications of a form or type that this version does not know.",
 };
 
 const seconds = [0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5];
 
-/** vLLM 0.33's upper bounds. Histograms of several engines can be added up only when their bounds are equal. */
+/**
+ * vLLM 0.33's upper bounds. Histograms of several engines can be added up only when their bounds
+ * are equal.
+ */
 export const METRIC_BUCKETS: Readonly<Record<string, readonly number[]>> = {
   [METRICS.transferSeconds]: seconds.slice(1),
   [METRICS.postSeconds]: seconds,
   // 2 KiB to 8 GiB, each four times the one before.
   [METRICS.bytesTransferred]: Array.from({ length: 12 }, (_, i) => 2 ** (11 + 2 * i)),
-  [METRICS.descriptors]: [10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10_000, 20_000, 50_000],
+  [METRICS.descriptors]: [
+    10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10_000, 20_000, 50_000,
+  ],
 };

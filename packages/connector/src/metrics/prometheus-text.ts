@@ -16,7 +16,10 @@ export interface MetricFamily {
   readonly series: Iterable<MetricSeries>;
 }
 
-/** Prometheus' text format, version 0.0.4. Counter names end in `_total`, as in Python's client and therefore in vLLM's `/metrics`. */
+/**
+ * Prometheus' text format, version 0.0.4. Counter names end in `_total`, as in Python's client and
+ * therefore in vLLM's `/metrics`.
+ */
 export function prometheusText(families: Iterable<MetricFamily>): string {
   const lines: string[] = [];
   for (const { name, kind, help, bounds, series } of families) {

@@ -9,13 +9,17 @@ const COUNTERS = [
   METRICS.ignoredNotifications,
 ];
 
-/** The counters and histograms of a connector's worker, under vLLM 0.33's names (`v1/nixl/stats.py`). */
+/**
+ * The counters and histograms of a connector's worker, under vLLM 0.33's names
+ * (`v1/nixl/stats.py`).
+ */
 export class TransferMetrics {
   readonly #metrics: Metrics;
 
   constructor(metrics: Metrics) {
     this.#metrics = metrics;
-    // As in vLLM, counters are there from the start: without a first sample of 0, `increase()` misses their first event.
+    // As in vLLM, counters are there from the start: without a first sample of 0, `increase()`
+    // misses their first event.
     for (const name of COUNTERS) metrics.count(name, 0);
   }
 
@@ -47,7 +51,10 @@ export class TransferMetrics {
     this.#metrics.count(METRICS.expiredRequests);
   }
 
-  /** Counts a notification of a form or type that this version does not know: a newer peer may have more. */
+  /**
+   * Counts a notification of a form or type that this version does not know: a newer peer may have
+   * more.
+   */
   notificationIgnored(): void {
     this.#metrics.count(METRICS.ignoredNotifications);
   }

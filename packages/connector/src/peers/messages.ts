@@ -50,12 +50,16 @@ export interface HeartbeatTarget {
 export interface HeartbeatResult {
   /** Requests whose heartbeat the transport accepted for every agent of the engine. */
   readonly takenIds: readonly string[];
-  /** Whether the transport accepted everything that was sent. False suggests that the engine is gone. */
+  /**
+   * Whether the transport accepted everything that was sent. False suggests that the engine is
+   * gone.
+   */
   readonly isDelivered: boolean;
 }
 
 /**
- * Sends a worker's notifications in the background. Methods do not throw. After a lost notification, the peer waits for a lease or a deadline to end.
+ * Sends a worker's notifications in the background. Methods do not throw. After a lost
+ * notification, the peer waits for a lease or a deadline to end.
  */
 export class NotificationSender {
   readonly #agent: Agent;
@@ -67,7 +71,10 @@ export class NotificationSender {
     this.#log = log;
   }
 
-  /** Sends to an agent. Resolves with true when the transport accepted the notification, and with false after a call of `failed`. */
+  /**
+   * Sends to an agent. Resolves with true when the transport accepted the notification, and with
+   * false after a call of `failed`.
+   */
   send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
     const sent = this.#notify(agentName, payload)
       .then(
@@ -83,10 +90,14 @@ export class NotificationSender {
   }
 
   /**
-   * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv` engine, in vLLM's form otherwise. Ids that a
-   * peer would misparse (see `isWireSafeRequestId`) are left out of vLLM's form: P does not extend their leases.
+   * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv`
+   * engine, in vLLM's form otherwise. Ids that a peer would misparse (see `isWireSafeRequestId`)
+   * are left out of vLLM's form: P does not extend their leases.
    */
-  async sendHeartbeat(engine: HeartbeatTarget, named: readonly HeartbeatRequest[]): Promise<HeartbeatResult> {
+  async sendHeartbeat(
+    engine: HeartbeatTarget,
+    named: readonly HeartbeatRequest[],
+  ): Promise<HeartbeatResult> {
     const proven = engine.features.has(REQUEST_CONTROL)
       ? named.flatMap(({ requestId, capability }) =>
           capability === undefined ? [] : [{ requestId, capability }],
@@ -140,7 +151,8 @@ export class NotificationSender {
 
 function inChunks<T>(list: readonly T[]): (readonly T[])[] {
   const chunks: (readonly T[])[] = [];
-  for (let i = 0; i < list.length; i += HEARTBEAT_IDS) chunks.push(list.slice(i, i + HEARTBEAT_IDS));
+  for (let i = 0; i < list.length; i += HEARTBEAT_IDS)
+    chunks.push(list.slice(i, i + HEARTBEAT_IDS));
   return chunks;
 }
 
@@ -159,7 +171,10 @@ export interface HeartbeatSenderOptions {
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
-  /** Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all ranks. @default undefined */
+  /**
+   * Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all
+   * ranks. @default undefined
+   */
   readonly onSent?: ((engine: EngineAddress, isDelivered: boolean) => void) | undefined;
 }
 
@@ -176,9 +191,10 @@ interface SentEngine {
 }
 
 /**
- * Extends the leases of the requests that wait or transfer on D: at each interval, it sends every engine the ids of its
- * requests. The scheduler side sends what changes. The timer runs between engine steps, so that an idle engine does not
- * lose its leases. Records which heartbeats the transport accepted, for the lease deadlines of P's that answer no lease queries.
+ * Extends the leases of the requests that wait or transfer on D: at each interval, it sends every
+ * engine the ids of its requests. The scheduler side sends what changes. The timer runs between
+ * engine steps, so that an idle engine does not lose its leases. Records which heartbeats the
+ * transport accepted, for the lease deadlines of P's that answer no lease queries.
  */
 export class HeartbeatSender {
   readonly #options: HeartbeatSenderOptions;
@@ -190,13 +206,19 @@ export class HeartbeatSender {
     this.#options = options;
   }
 
-  /** Changes the set. New requests get a heartbeat at once when the last one is an interval old, otherwise with the next. */
+  /**
+   * Changes the set. New requests get a heartbeat at once when the last one is an interval old,
+   * otherwise with the next.
+   */
   change(changes: readonly HeartbeatChange[]): void {
     for (const change of changes) this.#changeEngine(change);
     if (changes.length > 0) this.#arm();
   }
 
-  /** When the transport got heartbeats that name the request and accepted them for all of the engine's ranks; in ms, ascending. */
+  /**
+   * When the transport got heartbeats that name the request and accepted them for all of the
+   * engine's ranks; in ms, ascending.
+   */
   takenAtMs(remote: RemoteRequest): readonly number[] {
     const engine = this.#engines.get(engineKey(remote));
     return engine?.requests.get(heartbeatKey(heartbeatRequest(remote)))?.takenAtMs ?? [];
@@ -250,7 +272,8 @@ export class HeartbeatSender {
     const { clock, engines, notifications, tasks, onSent } = this.#options;
     const engine = engines.peek(address);
     if (engine === undefined) {
-      // The request may still be queued. A handshake now makes the next heartbeat possible, and saves time when the request's transfer starts.
+      // The request may still be queued. A handshake now makes the next heartbeat possible, and
+      // saves time when the request's transfer starts.
       tasks.track(
         engines.open(address).then(
           (reference) => reference.release(),
@@ -265,7 +288,8 @@ export class HeartbeatSender {
       notifications.sendHeartbeat(engine, named).then(({ takenIds, isDelivered }) => {
         onSent?.(address, isDelivered);
         const taken = new Set(takenIds);
-        for (const { requestId, takenAtMs } of named) if (taken.has(requestId)) takenAtMs.push(atMs);
+        for (const { requestId, takenAtMs } of named)
+          if (taken.has(requestId)) takenAtMs.push(atMs);
       }),
     );
   }
@@ -277,8 +301,9 @@ export class HeartbeatSender {
 }
 
 /**
- * Calls `handle` for each notification until the agent closes. A notification that cannot be decoded, or that `handle` refuses by throwing,
- * is logged and counted; nothing that a peer sends ends the loop. Long ones are read in steps that take at most a quarter of the time.
+ * Calls `handle` for each notification until the agent closes. A notification that cannot be
+ * decoded, or that `handle` refuses by throwing, is logged and counted; nothing that a peer sends
+ * ends the loop. Long ones are read in steps that take at most a quarter of the time.
  */
 export function receiveNotifications(
   context: {
@@ -328,8 +353,8 @@ export interface QueryLeaseOptions {
 }
 
 /**
- * Asks P whether it still holds a request's blocks. Asks again once when the first query or its reply is lost. Errors: those of
- * `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
+ * Asks P whether it still holds a request's blocks. Asks again once when the first query or its
+ * reply is lost. Errors: those of `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
  */
 export async function queryLease(
   query: LeaseQuery,
@@ -338,7 +363,10 @@ export async function queryLease(
   const { host, port, signal } = options;
   for (let isSecondTry = false; ; isSecondTry = true) {
     try {
-      const { frames } = await sideChannel.request({ ...options, frames: [encodeLeaseQuery(query)] });
+      const { frames } = await sideChannel.request({
+        ...options,
+        frames: [encodeLeaseQuery(query)],
+      });
       const reply = decodeLeaseReply(frames);
       if (reply !== undefined) return reply;
       const where = `engine ${query.engineId} at ${host}:${port}`;

@@ -10,7 +10,11 @@ test("a notify call that throws synchronously is handled like one that rejects",
   } as Partial<Agent> as Agent;
   const notifications = new NotificationSender({ agent, log: silentLog });
   const errors: string[] = [];
-  const sent = notifications.send("gone", new Uint8Array(1), (error) => void errors.push(String(error)));
+  const sent = notifications.send(
+    "gone",
+    new Uint8Array(1),
+    (error) => void errors.push(String(error)),
+  );
   expect(notifications.size).toBe(1);
   expect(await sent).toBe(false);
   expect(errors).toEqual(["Error: no such agent"]);

@@ -10,7 +10,10 @@ export interface PeerBackoffOptions {
   readonly maxMs?: number | undefined;
 }
 
-/** Addresses that are remembered at most: requests name addresses, so their number is not bounded by the peers that exist. */
+/**
+ * Addresses that are remembered at most: requests name addresses, so their number is not bounded by
+ * the peers that exist.
+ */
 const MAX_FAILURES = 4096;
 
 interface Failure {
@@ -22,8 +25,9 @@ interface Failure {
 }
 
 /**
- * Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up to 60 s (vLLM 0.33). A request that names another process
- * than the one that was not reached is tried at once: it says that the peer was started again.
+ * Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up
+ * to 60 s (vLLM 0.33). A request that names another process than the one that was not reached is
+ * tried at once: it says that the peer was started again.
  */
 export class PeerBackoff {
   readonly #clock: Clock;
@@ -37,7 +41,10 @@ export class PeerBackoff {
     this.#maxMs = maxMs;
   }
 
-  /** Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay runs. */
+  /**
+   * Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay
+   * runs.
+   */
   check(address: EngineAddress, incarnation?: string): void {
     const failure = this.#failures.get(engineKey(address));
     if (failure === undefined) return;
@@ -55,7 +62,8 @@ export class PeerBackoff {
   /** Starts the peer's delay, or doubles it. */
   failed(address: EngineAddress, error: KvError, incarnation?: string): void {
     const nowMs = this.#clock.now();
-    // A peer that was not requested for the longest delay starts at the first delay again. This limits the table without a timer.
+    // A peer that was not requested for the longest delay starts at the first delay again. This
+    // limits the table without a timer.
     for (const [key, { untilMs }] of this.#failures)
       if (nowMs - untilMs > this.#maxMs) this.#failures.delete(key);
     const key = engineKey(address);

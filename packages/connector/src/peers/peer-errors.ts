@@ -2,7 +2,10 @@ import { KvError } from "@kv/interface";
 import { describeEngine, type EngineAddress } from "../handshake/engine-address.js";
 import type { EngineRequest, OpenEngine } from "./remote-engine.js";
 
-/** Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must then be dropped. */
+/**
+ * Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must
+ * then be dropped.
+ */
 const PEER_LOST: readonly string[] = [
   "KV_PEER_DISCONNECTED",
   "KV_AGENT_UNKNOWN_REMOTE",
@@ -25,23 +28,28 @@ const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
 ];
 
 /**
- * The error that a request's client gets when the address in its parameters does not answer as a worker. It is the same whether
- * nothing listens there, another program does, or nothing answers: otherwise D would be a port scanner for its clients. The log has the
- * details. Other errors are returned unchanged.
+ * The error that a request's client gets when the address in its parameters does not answer as a
+ * worker. It is the same whether nothing listens there, another program does, or nothing answers:
+ * otherwise D would be a port scanner for its clients. The log has the details. Other errors are
+ * returned unchanged.
  */
 export function unreachablePeer(error: unknown): unknown {
   if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
     return new KvError(
       "KV_HANDSHAKE_BACKED_OFF",
       "the worker that kv_transfer_params name has failed before and is not tried again yet",
-      { hint: "the log of the worker that answers says why; send the prompt to another prefill worker" },
+      {
+        hint: "the log of the worker that answers says why; send the prompt to another prefill worker",
+      },
     );
   }
   if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
   return new KvError(
     "KV_SIDE_CHANNEL_UNREACHABLE",
     "the worker that kv_transfer_params name does not answer",
-    { hint: "the log of the worker that answers says why; send the prompt to a prefill worker again" },
+    {
+      hint: "the log of the worker that answers says why; send the prompt to a prefill worker again",
+    },
   );
 }
 
@@ -60,7 +68,10 @@ export function staleProcess(
   return new KvError(
     "KV_GENERATION_STALE",
     `request ${requestId} was computed by a process of engine ${engineId} that is gone; ${another}`,
-    { hint: "send the prompt to a prefill worker again", details: { engineId, requestId, host, port } },
+    {
+      hint: "send the prompt to a prefill worker again",
+      details: { engineId, requestId, host, port },
+    },
   );
 }
 
@@ -73,6 +84,9 @@ export function unknownRegistration(
   return new KvError(
     "KV_GENERATION_STALE",
     `kv_transfer_params name registration ${named} of the KV cache of ${describeEngine(address)}, which has registered it ${found} times`,
-    { hint: "pass the kv_transfer_params of the prefill answer on unchanged", details: { named, found } },
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { named, found },
+    },
   );
 }

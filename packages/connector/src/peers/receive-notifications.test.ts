@@ -12,7 +12,10 @@ const contextOf = (notifications: () => AsyncIterable<unknown>) => ({
 });
 
 test("A9: notifications that have come are decoded in turns with other work", async () => {
-  const registration = { request_id: "r", local_block_ids: [Array.from({ length: 30_000 }, (_, at) => at)] };
+  const registration = {
+    request_id: "r",
+    local_block_ids: [Array.from({ length: 30_000 }, (_, at) => at)],
+  };
   const notification: KvNotification = { kind: "push-registration", registration };
   const payload = encodeNotification(notification);
   async function* notifications() {

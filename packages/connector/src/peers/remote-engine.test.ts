@@ -16,7 +16,10 @@ interface Given {
   readonly preparesLists?: boolean;
 }
 
-/** Opens a remote engine whose ranks all have the same geometry: the plan, and the ranks that were asked. */
+/**
+ * Opens a remote engine whose ranks all have the same geometry: the plan, and the ranks that were
+ * asked.
+ */
 async function opened({
   local = rank(),
   remote = rank(),
@@ -28,7 +31,10 @@ async function opened({
 }: Given) {
   let asked: readonly number[] = [];
   const context = testContext({
-    ...{ agent: listAgent(), local, enablePermuteLocalKv, prefixCaching },
+    agent: listAgent(),
+    local,
+    enablePermuteLocalKv,
+    prefixCaching,
     model: { numKvHeads: 4, groups },
     remote(tpRanks) {
       asked = tpRanks;
@@ -36,7 +42,8 @@ async function opened({
     },
   });
   const engines = new RemoteEngines(context, {
-    ...{ failureType: "handshake_setup_failed", role: "prefill" },
+    failureType: "handshake_setup_failed",
+    role: "prefill",
     plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists }),
   });
   const address = { engineId: "p", host: "p", port: 1, tpSize: remote.tpSize, dcpSize, ppSize: 1 };
@@ -73,7 +80,12 @@ describe("the plan of a remote engine takes from this engine", () => {
     ["that its memory is the host's, which a pass reaches", { local: LARGER }, { form: "permute" }],
     [
       "that its memory is a device's, which no pass reaches",
-      { local: { ...LARGER, regions: LARGER.regions.map((region) => ({ ...region, memoryType: "VRAM" })) } },
+      {
+        local: {
+          ...LARGER,
+          regions: LARGER.regions.map((region) => ({ ...region, memoryType: "VRAM" })),
+        },
+      },
       { form: "direct", formReason: expect.stringContaining("device memory") as string },
     ],
     ["that it reuses no prefixes", { ...STATES, prefixCaching: false }, { form: "copy" }],

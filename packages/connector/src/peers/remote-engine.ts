@@ -29,7 +29,10 @@ import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
 
-/** What remote engines need of their worker: one agent, its registered caches, and the engine's clock, log and options. */
+/**
+ * What remote engines need of their worker: one agent, its registered caches, and the engine's
+ * clock, log and options.
+ */
 export interface PeerContext {
   /** The worker's clock. */
   readonly clock: Clock;
@@ -65,13 +68,21 @@ export interface PeerContext {
 export interface OpenEngine {
   /** The address that the engine was opened for. */
   readonly address: EngineAddress;
-  /** How often the engine has registered its KV cache; undefined for vLLM, which says so only in `kv_transfer_params`. */
+  /**
+   * How often the engine has registered its KV cache; undefined for vLLM, which says so only in
+   * `kv_transfer_params`.
+   */
   readonly registrationGeneration?: number | undefined;
-  /** Differs when another handshake would lead to other memory or to another process. Undefined: every handshake differs. */
+  /**
+   * Differs when another handshake would lead to other memory or to another process. Undefined:
+   * every handshake differs.
+   */
   readonly fingerprint?: string | undefined;
   /** The remote clock's offset, estimated from the handshake. */
   readonly clock: ClockOffset;
-  /** The remote process; undefined for vLLM. A process with an incarnation answers lease queries. */
+  /**
+   * The remote process; undefined for vLLM. A process with an incarnation answers lease queries.
+   */
   readonly incarnation: string | undefined;
   /** Extension messages that the remote engine understands. */
   readonly features: ReadonlySet<string>;
@@ -83,9 +94,15 @@ export interface OpenEngine {
 export interface RemoteEngine extends OpenEngine {
   /** Built once per handshake. */
   readonly plan: EngineTransferPlan;
-  /** Set when the remote engine groups the layers differently. Requests are then planned in joint groups. */
+  /**
+   * Set when the remote engine groups the layers differently. Requests are then planned in joint
+   * groups.
+   */
   readonly joint?: JointGroups | undefined;
-  /** Prepared lists per source, in the order of `plan.sources`; empty where this side transfers nothing. */
+  /**
+   * Prepared lists per source, in the order of `plan.sources`; empty where this side transfers
+   * nothing.
+   */
   readonly sources: readonly RemoteEngineSource[];
 }
 
@@ -131,7 +148,9 @@ export interface EngineRequest extends Omit<RemoteRequest, "lease"> {
   readonly lease?: (Pick<RemoteLease, "incarnation"> & Partial<RemoteLease>) | undefined;
 }
 
-/** A counted reference to an open engine. The engine stays open until every reference was released. */
+/**
+ * A counted reference to an open engine. The engine stays open until every reference was released.
+ */
 export interface EngineReference<Engine extends OpenEngine> {
   /** The open engine. */
   readonly engine: Engine;
@@ -162,15 +181,17 @@ interface OpenList {
 }
 
 /**
- * Opens an engine: shakes hands with the ranks that the topology names, plans, adds the remote agents and prepares the lists. When a step fails, it
- * undoes the earlier ones. Errors: those of the handshake, of `planEngine` and of the transport.
+ * Opens an engine: shakes hands with the ranks that the topology names, plans, adds the remote
+ * agents and prepares the lists. When a step fails, it undoes the earlier ones. Errors: those of
+ * the handshake, of `planEngine` and of the transport.
  */
 export async function openEngine<Engine extends OpenEngine>(
   { agent, handshake, local, localLists, log, options, remoteAgents }: PeerContext,
   address: EngineAddress,
   { plan: planEngine, role }: Pick<RemoteEnginesOptions<Engine>, "plan" | "role">,
 ): Promise<OpenedEngine<Engine>> {
-  // Both sides count notifications by the tensor-parallel ranks of D, and cannot distinguish its stages (vLLM 0.33 counts in the same way).
+  // Both sides count notifications by the tensor-parallel ranks of D, and cannot distinguish its
+  // stages (vLLM 0.33 counts in the same way).
   const { ppSize } = options.engine;
   if (role === "prefill" && ppSize > 1) {
     throw new KvError(
@@ -204,7 +225,11 @@ export async function openEngine<Engine extends OpenEngine>(
   const lists: OpenList[] = [];
   const close = async () => {
     const failed = (what: string) => (error: unknown) =>
-      log.warn("remote-engine-close-failed", { engineId: address.engineId, what, error: String(error) });
+      log.warn("remote-engine-close-failed", {
+        engineId: address.engineId,
+        what,
+        error: String(error),
+      });
     // Lists first: an agent cannot be removed while lists name it.
     await Promise.all(
       lists.map(async ({ remote, localKey }) => {
@@ -212,7 +237,8 @@ export async function openEngine<Engine extends OpenEngine>(
         await localLists.release(localKey).catch(failed("local list"));
       }),
     );
-    for (const name of agents.values()) await remoteAgents.remove(name).catch(failed(`agent ${name}`));
+    for (const name of agents.values())
+      await remoteAgents.remove(name).catch(failed(`agent ${name}`));
   };
   const pairs = new Map<ListTables, ListPair>();
   try {
@@ -223,7 +249,10 @@ export async function openEngine<Engine extends OpenEngine>(
       const { rank, localKey } = tables;
       const remote = await agent.prepareRemote(agents.get(rank) ?? "", tables.remote);
       try {
-        pairs.set(tables, { local: await localLists.acquire(localKey, () => tables.local), remote });
+        pairs.set(tables, {
+          local: await localLists.acquire(localKey, () => tables.local),
+          remote,
+        });
         lists.push({ remote, localKey });
       } catch (error) {
         await remote.close();
@@ -247,13 +276,19 @@ export async function openEngine<Engine extends OpenEngine>(
 
 /** How D uses the P's of its requests. */
 export interface PrefillPlanOptions {
-  /** Supports engines that group the layers differently, with joint groups; else the plan refuses them. @default false */
+  /**
+   * Supports engines that group the layers differently, with joint groups; else the plan refuses
+   * them. @default false
+   */
   readonly joinsGroups?: boolean | undefined;
   /** False where the other side moves the bytes and this side only notifies. @default true */
   readonly preparesLists?: boolean | undefined;
 }
 
-/** What a rank of D transfers with a P: one plan for all ranks of P. Errors: `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`. */
+/**
+ * What a rank of D transfers with a P: one plan for all ranks of P. Errors: `KV_PLAN_UNSUPPORTED`,
+ * `KV_TOPOLOGY_INVALID`.
+ */
 export function planPrefillEngine(
   { local, model, caches, options }: PeerContext,
   { ranks, incarnation }: RemoteRanks,
@@ -265,9 +300,11 @@ export function planPrefillEngine(
     local: joint?.local ?? local,
     remotes: joint?.remotes ?? remotes,
     ...(joint?.model ?? model),
-    // A P that pushes always plans with this conversion. This side must plan the same, or it would read P's HND blocks as NHD.
+    // A P that pushes always plans with this conversion. This side must plan the same, or it would
+    // read P's HND blocks as NHD.
     conversions: options.config.enablePermuteLocalKv || !preparesLists ? ["hnd-to-nhd"] : [],
-    // A receive pass needs host memory. In device memory, the transfer itself must put the bytes in order.
+    // A receive pass needs host memory. In device memory, the transfer itself must put the bytes in
+    // order.
     canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
     prefixCaching: caches.config.prefixCaching ?? true,
   });
@@ -277,7 +314,9 @@ export function planPrefillEngine(
         ? undefined
         : {
             rank: rankKey({ ppRank: remotePpRank, tpRank: remoteRank }),
-            ...{ local: localTable, remote: remoteTable, localKey: localListKey },
+            local: localTable,
+            remote: remoteTable,
+            localKey: localListKey,
           },
     ),
   );
@@ -291,8 +330,12 @@ export function planPrefillEngine(
       conversions: plan.conversions,
     },
     engine: (open, pairs) => ({
-      ...{ ...open, plan, joint },
-      sources: sources.map((lists) => ({ lists: lists.map((tables) => tables && pairs.get(tables)) })),
+      ...open,
+      plan,
+      joint,
+      sources: sources.map((lists) => ({
+        lists: lists.map((tables) => tables && pairs.get(tables)),
+      })),
     }),
   };
 }

@@ -22,7 +22,11 @@ function setUp({
     removeRemote: async (name) => void log.push(`close ${name}`),
   });
   const context = testContext({
-    ...{ agent, clock, local: testRank(), answer, extra: { engine_ttl: engineTtlMs / 1000 } },
+    agent,
+    clock,
+    local: testRank(),
+    answer,
+    extra: { engine_ttl: engineTtlMs / 1000 },
     async remote(_, { engineId }) {
       log.push(`open ${engineId}`);
       if (gated) await new Promise<void>((resolve) => gates.push(resolve));
@@ -33,7 +37,8 @@ function setUp({
     },
   });
   const engines = new RemoteEngines(context, {
-    ...{ failureType: "handshake_failed", role: "prefill" },
+    failureType: "handshake_failed",
+    role: "prefill",
     plan: (_, found) => planPrefillEngine(context, found, { preparesLists: false }),
   });
   return {
@@ -82,9 +87,13 @@ describe("remote engines", () => {
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
     for (const delayMs of [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]) {
       await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
-      await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      await expect(engines.open(at("e"))).rejects.toMatchObject({
+        code: "KV_HANDSHAKE_BACKED_OFF",
+      });
       clock.advance(delayMs - 1);
-      await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      await expect(engines.open(at("e"))).rejects.toMatchObject({
+        code: "KV_HANDSHAKE_BACKED_OFF",
+      });
       clock.advance(1);
     }
     expect(log.filter((line) => line.startsWith("open")).length).toBe(8);
@@ -138,7 +147,8 @@ describe("remote engines", () => {
   it("shakes hands beside an open peer for a later registration, and replaces the peer when its handshake has it", async () => {
     const answer = { registrationGeneration: 1, fingerprint: "one" };
     const { engines, log } = setUp({ answer });
-    const named = (registrationGeneration: number) => engines.open({ ...at("e"), registrationGeneration });
+    const named = (registrationGeneration: number) =>
+      engines.open({ ...at("e"), registrationGeneration });
     (await named(1)).release();
     Object.assign(answer, { registrationGeneration: 2, fingerprint: "two" });
     (await named(1)).release();
@@ -151,7 +161,9 @@ describe("remote engines", () => {
   });
 
   it("refuses a registration that the peer does not have, and keeps the peer for others", async () => {
-    const { engines, clock, log } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const { engines, clock, log } = setUp({
+      answer: { registrationGeneration: 1, fingerprint: "one" },
+    });
     const held = await engines.open({ ...at("e"), registrationGeneration: 1 });
     const wrong = engines.open({ ...at("e"), registrationGeneration: 2 ** 40 });
     wrong.catch(() => {});
@@ -166,7 +178,8 @@ describe("remote engines", () => {
   it("keeps a peer whose handshake says no registration, when another handshake gives the same", async () => {
     const answer = { fingerprint: "one" };
     const { engines, clock, log } = setUp({ answer });
-    const named = (registrationGeneration: number) => engines.open({ ...at("e"), registrationGeneration });
+    const named = (registrationGeneration: number) =>
+      engines.open({ ...at("e"), registrationGeneration });
     const first = await named(1);
     const forged = named(9);
     await settle();
@@ -182,7 +195,9 @@ describe("remote engines", () => {
   });
 
   it("keeps the peer, and does not back off, when a handshake beside it fails", async () => {
-    const { engines, failWith } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const { engines, failWith } = setUp({
+      answer: { registrationGeneration: 1, fingerprint: "one" },
+    });
     const held = await engines.open(at("e"));
     failWith(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "silent"));
     await expect(engines.open({ ...at("e"), registrationGeneration: 7 })).rejects.toMatchObject({
@@ -213,7 +228,10 @@ describe("remote engines", () => {
     expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2"]);
     clock.advance(5000);
     await settle();
-    expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2", "close beaten#3"]);
+    expect(log.filter((line) => line.startsWith("close"))).toEqual([
+      "close idle#2",
+      "close beaten#3",
+    ]);
     used.release();
     clock.advance(1000);
     await settle();
@@ -234,7 +252,8 @@ describe("remote engines", () => {
     await settle();
     open();
     await settle();
-    for (const each of wrong) await expect(each).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+    for (const each of wrong)
+      await expect(each).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
     failWith(undefined);
     expect((await engines.open(at("e"))).engine.address).toEqual(at("e"));
     expect(log.filter((line) => line === "open e").length).toBe(4);
@@ -275,7 +294,9 @@ describe("remote engines", () => {
     const closing = engines.close().then(() => {
       done = true;
     });
-    await expect(engines.open(at("g", 3))).rejects.toMatchObject({ code: "KV_SIDE_CHANNEL_CLOSED" });
+    await expect(engines.open(at("g", 3))).rejects.toMatchObject({
+      code: "KV_SIDE_CHANNEL_CLOSED",
+    });
     await settle();
     expect(done).toBe(false);
     held.release();

@@ -18,9 +18,15 @@ import {
   type RemoteEnginesOptions,
 } from "./remote-engine.js";
 
-/** Time between two handshakes beside an open engine that changed nothing. A request that asks for one waits for so long. */
+/**
+ * Time between two handshakes beside an open engine that changed nothing. A request that asks for
+ * one waits for so long.
+ */
 const RENEWAL_INTERVAL_MS = 1000;
-/** How often one request may cause a handshake beside an open engine: the first may have begun before P registered again. */
+/**
+ * How often one request may cause a handshake beside an open engine: the first may have begun
+ * before P registered again.
+ */
 const RENEWALS = 2;
 /** Confirmed generations that an entry remembers. */
 const MAX_CONFIRMED = 16;
@@ -42,17 +48,25 @@ interface Entry<Engine extends OpenEngine> {
   renewal?: Promise<void> | undefined;
   /** When the next handshake beside this entry may start. */
   renewableAtMs: number;
-  /** Registration generations that requests named and that a handshake has confirmed, for engines that do not send their own. */
+  /**
+   * Registration generations that requests named and that a handshake has confirmed, for engines
+   * that do not send their own.
+   */
   readonly confirmed: Set<number>;
-  /** Set when the entry has left the table: it closes with its last reference, and then ends the wait of `close()`. */
+  /**
+   * Set when the entry has left the table: it closes with its last reference, and then ends the
+   * wait of `close()`.
+   */
   closed?: () => void;
 }
 
 /**
- * The remote engines of a worker. Each is opened once, at first use, and shared by all requests with the same address. It is closed when it was
- * unused for `engine_ttl`, when another engine answers at its host and port, or when it was dropped as stale; always after its last
- * reference, because prepared lists and remote agents must outlive the transfers that use them. What a request says about an engine never drops it:
- * at most it causes another handshake at the same address, beside the open engine, and only what answers there replaces it.
+ * The remote engines of a worker. Each is opened once, at first use, and shared by all requests
+ * with the same address. It is closed when it was unused for `engine_ttl`, when another engine
+ * answers at its host and port, or when it was dropped as stale; always after its last reference,
+ * because prepared lists and remote agents must outlive the transfers that use them. What a request
+ * says about an engine never drops it: at most it causes another handshake at the same address,
+ * beside the open engine, and only what answers there replaces it.
  */
 export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   readonly #context: PeerContext;
@@ -72,9 +86,11 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Returns the engine, if it is still the process that the request names. Requests and open engines can both outlive that process.
-   * A request that names a process is not served by an engine that does not: it could not be asked for the lease. Records a span of the handshake, unless
-   * `isTraced` is false. Errors: those of `open`; `KV_GENERATION_STALE` when the process is gone.
+   * Returns the engine, if it is still the process that the request names. Requests and open
+   * engines can both outlive that process. A request that names a process is not served by an
+   * engine that does not: it could not be asked for the lease. Records a span of the handshake,
+   * unless `isTraced` is false. Errors: those of `open`; `KV_GENERATION_STALE` when the process is
+   * gone.
    */
   async acquire(
     request: EngineRequest,
@@ -93,23 +109,29 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
         const { incarnation } = await this.queryLease(request, signal);
         if (incarnation === engine.incarnation) throw staleProcess(request, role);
       }
-      // Only what answers a handshake at the address replaces the open engine, not what this request says.
+      // Only what answers a handshake at the address replaces the open engine, not what this
+      // request says.
       const entry = this.#entries.get(engineKey(request));
-      if (entry?.opened?.engine === engine) await whileNotAborted(this.#renew(entry, entry.address), signal);
+      if (entry?.opened?.engine === engine)
+        await whileNotAborted(this.#renew(entry, entry.address), signal);
     }
   }
 
   /**
-   * Returns the engine at an address, whichever process it is, and opens it first if it is not open. When `signal` aborts, the call rejects with its
-   * reason, and a reference that arrives later is released. Errors: those of `openEngine`; `KV_HANDSHAKE_BACKED_OFF` during the back-off after a
-   * failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not have; `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's
-   * reason.
+   * Returns the engine at an address, whichever process it is, and opens it first if it is not
+   * open. When `signal` aborts, the call rejects with its reason, and a reference that arrives
+   * later is released. Errors: those of `openEngine`; `KV_HANDSHAKE_BACKED_OFF` during the back-off
+   * after a failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not
+   * have; `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
    */
   open(address: NamedEngine, signal?: AbortSignal): Promise<EngineReference<Engine>> {
     return whileNotAborted(this.#open(address), signal, (reference) => reference.release());
   }
 
-  /** The engine if it is open; counts as a use. Without a reference it may be closed at the next `await`. */
+  /**
+   * The engine if it is open; counts as a use. Without a reference it may be closed at the next
+   * `await`.
+   */
   peek(address: EngineAddress): Engine | undefined {
     const entry = this.#entries.get(engineKey(address));
     if (entry?.opened !== undefined) entry.lastUsedMs = this.#context.clock.now();
@@ -117,15 +139,19 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Removes an engine that is known to be stale (it is gone, or another process has its address). The next `open` opens it again; existing
-   * references stay valid. Without effect when the engine was removed before.
+   * Removes an engine that is known to be stale (it is gone, or another process has its address).
+   * The next `open` opens it again; existing references stay valid. Without effect when the engine
+   * was removed before.
    */
   drop(engine: Engine, reason: string): void {
     const entry = this.#entries.get(engineKey(engine.address));
     if (entry?.opened?.engine === engine) this.#drop(entry, reason);
   }
 
-  /** Asks the process at the request's address whether it holds the request's blocks. Errors: as the function `queryLease`. */
+  /**
+   * Asks the process at the request's address whether it holds the request's blocks. Errors: as the
+   * function `queryLease`.
+   */
   queryLease(request: EngineRequest, signal?: AbortSignal): Promise<LeaseReply> {
     const { engineId, requestId, host, port, lease, blocks, prompt, traceparent } = request;
     const { sideChannel, settings, tracer } = this.#context;
@@ -137,8 +163,9 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Sends notifications about a request to the process that prefilled it, in the background. `send` is called once the engine is open, unless
-   * another process has its address. `failed` gets the error of the handshake or of `send`.
+   * Sends notifications about a request to the process that prefilled it, in the background. `send`
+   * is called once the engine is open, unless another process has its address. `failed` gets the
+   * error of the handshake or of `send`.
    */
   async notify(
     request: RemoteRequest,
@@ -165,7 +192,10 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return { peers, opening: entries.length - peers + renewing, closing: this.#closing.size };
   }
 
-  /** Closes every engine after its last reference. `open` rejects from now on with `KV_SIDE_CHANNEL_CLOSED`. */
+  /**
+   * Closes every engine after its last reference. `open` rejects from now on with
+   * `KV_SIDE_CHANNEL_CLOSED`.
+   */
   async close(): Promise<void> {
     this.#closed = true;
     for (const entry of [...this.#entries.values()]) this.#drop(entry, "the worker closes");
@@ -173,7 +203,10 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     await Promise.all(this.#closing.values());
   }
 
-  /** As `open`, with a span where the engine is not open: a handshake, or the wait for one that another request began. */
+  /**
+   * As `open`, with a span where the engine is not open: a handshake, or the wait for one that
+   * another request began.
+   */
   #openTraced(
     request: EngineRequest,
     signal: AbortSignal | undefined,
@@ -183,7 +216,11 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     if (!isTraced || tracer === undefined || this.peek(request) !== undefined)
       return this.open(request, signal);
     const { engineId, host, port, traceparent: parent } = request;
-    const attributes = { "kv.remote_engine_id": engineId, "server.address": host, "server.port": port };
+    const attributes = {
+      "kv.remote_engine_id": engineId,
+      "server.address": host,
+      "server.port": port,
+    };
     const span = tracer.start("kv.handshake", { parent, kind: "client", attributes });
     return endWith(span, this.open(request, signal));
   }
@@ -232,7 +269,12 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   /** Counts and logs a failed handshake. */
   #failed({ engineId, host, port }: EngineAddress, error: unknown): void {
     this.#context.metrics.handshakeFailed();
-    this.#context.log.warn(this.#options.failureType, { engineId, host, port, error: String(error) });
+    this.#context.log.warn(this.#options.failureType, {
+      engineId,
+      host,
+      port,
+      error: String(error),
+    });
   }
 
   #begin(key: string, address: NamedEngine): Entry<Engine> {
@@ -245,7 +287,11 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       },
       (error: unknown) => {
         this.#failed(address, error);
-        const why = KvError.from(error, "KV_HANDSHAKE_REFUSED", `handshake with ${describeEngine(address)}`);
+        const why = KvError.from(
+          error,
+          "KV_HANDSHAKE_REFUSED",
+          `handshake with ${describeEngine(address)}`,
+        );
         this.#backoff.failed(address, why, address.lease?.incarnation);
         if (this.#entries.get(key) === entry) this.#entries.delete(key);
         entry.closed?.();
@@ -254,15 +300,28 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return entry;
   }
 
-  #entryOf(key: string, address: EngineAddress, opening: Promise<OpenedEngine<Engine>>): Entry<Engine> {
+  #entryOf(
+    key: string,
+    address: EngineAddress,
+    opening: Promise<OpenedEngine<Engine>>,
+  ): Entry<Engine> {
     const nowMs = this.#context.clock.now();
     return {
-      ...{ key, address, opening, opened: undefined, references: 0 },
-      ...{ lastUsedMs: nowMs, renewableAtMs: nowMs, confirmed: new Set<number>() },
+      key,
+      address,
+      opening,
+      opened: undefined,
+      references: 0,
+      lastUsedMs: nowMs,
+      renewableAtMs: nowMs,
+      confirmed: new Set<number>(),
     };
   }
 
-  /** Shakes hands again at an entry's address. Concurrent callers share a handshake. A failure leaves the entry as it is. */
+  /**
+   * Shakes hands again at an entry's address. Concurrent callers share a handshake. A failure
+   * leaves the entry as it is.
+   */
   #renew(entry: Entry<Engine>, claimed: EngineAddress): Promise<void> {
     if (entry.renewal === undefined) {
       const renewal = this.#openBeside(entry, claimed).finally(() => {
@@ -275,11 +334,18 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return entry.renewal;
   }
 
-  /** Replaces an entry if another handshake finds another engine. One that changes nothing is not repeated for a second. */
-  async #openBeside(entry: Entry<Engine>, { registrationGeneration }: EngineAddress): Promise<void> {
+  /**
+   * Replaces an entry if another handshake finds another engine. One that changes nothing is not
+   * repeated for a second.
+   */
+  async #openBeside(
+    entry: Entry<Engine>,
+    { registrationGeneration }: EngineAddress,
+  ): Promise<void> {
     const { clock } = this.#context;
     const waitMs = Math.ceil(entry.renewableAtMs - clock.now());
-    if (waitMs > 0) await new Promise<void>((resolve) => void clock.setTimer(resolve, waitMs, { ref: true }));
+    if (waitMs > 0)
+      await new Promise<void>((resolve) => void clock.setTimer(resolve, waitMs, { ref: true }));
     const before = entry.opened?.engine;
     const isGone = () => this.#closed || this.#entries.get(entry.key) !== entry;
     if (before === undefined || isGone()) return;
@@ -321,7 +387,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     const hostPort = `${host}:${port}`;
     const others = this.#byHostPort.get(hostPort) ?? new Set();
     for (const other of [...others]) {
-      if (other.address.engineId !== engineId) this.#drop(other, `engine ${engineId} answers at ${hostPort}`);
+      if (other.address.engineId !== engineId)
+        this.#drop(other, `engine ${engineId} answers at ${hostPort}`);
     }
     this.#byHostPort.set(hostPort, others.add(entry));
   }
@@ -367,7 +434,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     entry.ttlTimer = clock.setTimer(() => {
       entry.ttlTimer = undefined;
       if (entry.references > 0) return;
-      if (clock.now() - entry.lastUsedMs >= engineTtlMs) this.#drop(entry, "it was not used for engine_ttl");
+      if (clock.now() - entry.lastUsedMs >= engineTtlMs)
+        this.#drop(entry, "it was not used for engine_ttl");
       else this.#startTtl(entry);
     }, delayMs);
   }
@@ -378,7 +446,10 @@ function isMeant({ incarnation }: OpenEngine, { lease }: EngineRequest): boolean
   return lease === undefined || incarnation === lease.incarnation;
 }
 
-/** Whether the open engine has the registration that the parameters of a request name. `asked`: further handshakes would not help. */
+/**
+ * Whether the open engine has the registration that the parameters of a request name. `asked`:
+ * further handshakes would not help.
+ */
 function hasRegistration(
   { confirmed }: Pick<Entry<OpenEngine>, "confirmed">,
   { registrationGeneration: known }: OpenEngine,
@@ -387,12 +458,16 @@ function hasRegistration(
 ): boolean {
   if (named === undefined) return true;
   if (known !== undefined) return named <= known;
-  // vLLM's handshake does not say it. Once another handshake has given the same metadata, the open engine is current, whatever was named.
+  // vLLM's handshake does not say it. Once another handshake has given the same metadata, the open
+  // engine is current, whatever was named.
   return asked || confirmed.size === 0 || confirmed.has(named);
 }
 
 /** Records a generation that a handshake has confirmed. */
-function confirm({ confirmed }: Pick<Entry<OpenEngine>, "confirmed">, generation: number | undefined): void {
+function confirm(
+  { confirmed }: Pick<Entry<OpenEngine>, "confirmed">,
+  generation: number | undefined,
+): void {
   if (generation === undefined) return;
   confirmed.add(generation);
   const [oldest] = confirmed;

@@ -1,8 +1,8 @@
 import { type Agent, type DescriptorTable, KvError, type PreparedList } from "@kv/interface";
 
 /**
- * Prepared lists of local memory, shared by all remote engines whose plans divide the memory in the same way. A list is closed with its last
- * user.
+ * Prepared lists of local memory, shared by all remote engines whose plans divide the memory in the
+ * same way. A list is closed with its last user.
  */
 export class SharedLocalLists {
   readonly #agent: Agent;
@@ -12,7 +12,10 @@ export class SharedLocalLists {
     this.#agent = agent;
   }
 
-  /** The list for a key, prepared from `table` at the first call. Errors: those of `Agent.prepareLocal`. */
+  /**
+   * The list for a key, prepared from `table` at the first call. Errors: those of
+   * `Agent.prepareLocal`.
+   */
   async acquire(key: string, table: () => DescriptorTable): Promise<PreparedList> {
     let entry = this.#lists.get(key);
     if (entry === undefined) {
@@ -53,9 +56,10 @@ interface RemoteAgentEntry {
 }
 
 /**
- * Remote agents with a count of users: an engine that is being closed and its replacement may use the same agent, which
- * must stay added until its last user is gone. A transport knows agents by their names, and a name is only what a handshake says: an engine
- * that names another engine's agent is refused, so that it cannot get the other one's notifications.
+ * Remote agents with a count of users: an engine that is being closed and its replacement may use
+ * the same agent, which must stay added until its last user is gone. A transport knows agents by
+ * their names, and a name is only what a handshake says: an engine that names another engine's
+ * agent is refused, so that it cannot get the other one's notifications.
  */
 export class SharedRemoteAgents {
   readonly #agent: Agent;
@@ -68,8 +72,9 @@ export class SharedRemoteAgents {
   }
 
   /**
-   * Adds a remote agent and returns its name. `owner` is the address at which the metadata came. Errors: `KV_AGENT_METADATA_INVALID` when an
-   * engine at another address uses an agent of that name with other metadata; those of `Agent.addRemote`.
+   * Adds a remote agent and returns its name. `owner` is the address at which the metadata came.
+   * Errors: `KV_AGENT_METADATA_INVALID` when an engine at another address uses an agent of that
+   * name with other metadata; those of `Agent.addRemote`.
    */
   add(metadata: Uint8Array, owner: string): Promise<string> {
     const added = this.#last.then(() => this.#add(metadata, owner));
@@ -107,7 +112,9 @@ export class SharedRemoteAgents {
         throw new KvError(
           "KV_AGENT_METADATA_INVALID",
           `the engine at ${owner} names the agent ${name}, which is the agent of the engine at ${entry.owner}`,
-          { hint: "one of the two is not what it says; set kv_connector_extra_config.handshake_key_file" },
+          {
+            hint: "one of the two is not what it says; set kv_connector_extra_config.handshake_key_file",
+          },
         );
       }
       entry.metadata = metadata;

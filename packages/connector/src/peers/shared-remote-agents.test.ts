@@ -2,7 +2,10 @@ import type { Agent } from "@kv/interface";
 import { expect, test } from "vitest";
 import { SharedRemoteAgents } from "./shared-agent-state.js";
 
-/** A transport's agent that binds a name to the metadata that came last. The name is the first letter. */
+/**
+ * A transport's agent that binds a name to the metadata that came last. The name is the first
+ * letter.
+ */
 function bindingAgent() {
   const bound = new Map<string, string>();
   const agent = {

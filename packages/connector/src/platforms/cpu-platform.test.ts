@@ -6,9 +6,9 @@ test("registers host memory without staging, and packs K and V in the last dimen
   expect(platform.deviceType).toBe("cpu");
   expect(platform.capabilities).toMatchObject({ registersAs: ["DRAM"], bufferDevices: ["cpu"] });
   expect(platform.createStaging).toBeUndefined();
-  expect(platform.kvCacheShape({ numBlocks: 10, blockSize: 16, numKvHeads: 4, headSize: 32 })).toEqual([
-    10, 4, 16, 64,
-  ]);
+  expect(
+    platform.kvCacheShape({ numBlocks: 10, blockSize: 16, numKvHeads: 4, headSize: 32 }),
+  ).toEqual([10, 4, 16, 64]);
   expect(platform.check({ prefixCaching: true, maxNumSeqs: 256, unknown: 1 })).toEqual([]);
 });
 

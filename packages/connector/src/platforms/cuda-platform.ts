@@ -10,9 +10,11 @@ export interface CudaPlatformOptions {
 }
 
 /**
- * An NVIDIA GPU. The cache is in GPU memory, which is registered directly (`kv_buffer_device: "cuda"`, memory type VRAM), so that transfers from
- * a peer's staging pool go straight into it. The transport must support this memory, and the engine must allocate it. The cache shape is
- * vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU, with the devices that the machine has.
+ * An NVIDIA GPU. The cache is in GPU memory, which is registered directly
+ * (`kv_buffer_device: "cuda"`, memory type VRAM), so that transfers from a peer's staging pool go
+ * straight into it. The transport must support this memory, and the engine must allocate it. The
+ * cache shape is vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU, with the devices that the
+ * machine has.
  */
 export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}): Platform {
   if (gpus.length === 0) {
@@ -20,9 +22,13 @@ export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}):
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
       `kv_buffer_device "cuda" needs a GPU: there is no /dev/nvidia0. This machine has ${availableParallelism()} CPU cores and ${
-        others.length === 0 ? "no other accelerator" : others.map((name) => `/dev/${name}`).join(", ")
+        others.length === 0
+          ? "no other accelerator"
+          : others.map((name) => `/dev/${name}`).join(", ")
       }`,
-      { hint: 'use "cpu" for kv_buffer_device, or install the NVIDIA driver (in a container: --gpus all)' },
+      {
+        hint: 'use "cpu" for kv_buffer_device, or install the NVIDIA driver (in a container: --gpus all)',
+      },
     );
   }
   return {
@@ -35,7 +41,8 @@ export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}):
 /** Accelerators of other makers: AWS Neuron, AMD, Intel Gaudi, Google TPU. */
 const OTHER_DEVICES = /^(neuron\d+|kfd|accel\d*|vfio)$/;
 
-const nvidiaGpus = (): readonly string[] => namesIn("/dev").filter((name) => /^nvidia\d+$/.test(name));
+const nvidiaGpus = (): readonly string[] =>
+  namesIn("/dev").filter((name) => /^nvidia\d+$/.test(name));
 
 function namesIn(folder: string): readonly string[] {
   try {

@@ -51,7 +51,10 @@ test("errors list the known connectors, and keep the cause", async () => {
   const broken = await failure(registry.resolve({ connector: "broken" }));
   expect(broken).toMatchObject({ code: "KV_CONNECTOR_LOAD_FAILED", cause });
   expect(broken.message).toContain("no such file");
-  registry.register("partial", async () => ({ default: { name: "p", createWorker() {} }, other: 1 }));
+  registry.register("partial", async () => ({
+    default: { name: "p", createWorker() {} },
+    other: 1,
+  }));
   const partial = await failure(registry.resolve({ connector: "partial" }));
   expect(partial.code).toBe("KV_CONNECTOR_LOAD_FAILED");
   expect(partial.message).toContain("lacks createScheduler");
@@ -86,7 +89,10 @@ beforeAll(async () => {
     }),
     "node_modules/esm-connector/lib/index.js": `${source("esm")} export default connector;`,
     "node_modules/esm-connector/lib/sub.js": `${source("sub")} export { connector as TheirConnector };`,
-    "node_modules/cjs-connector/package.json": JSON.stringify({ name: "cjs-connector", main: "main.js" }),
+    "node_modules/cjs-connector/package.json": JSON.stringify({
+      name: "cjs-connector",
+      main: "main.js",
+    }),
     "node_modules/cjs-connector/main.js": `${source("cjs")} module.exports = connector;`,
     "mine.mjs": `${source("mine")} export default connector;`,
     "throws.mjs": "throw new Error('at import');",

@@ -31,13 +31,17 @@ export interface DecodeOrdersContext {
   readonly clock: Clock;
   /** The options that the engine created the scheduler side with. */
   readonly options: SchedulerOptions;
-  /** Where peers shake hands with this engine; known once the side channel is open. Errors: `KV_INTERNAL` before. */
+  /**
+   * Where peers shake hands with this engine; known once the side channel is open. Errors:
+   * `KV_INTERNAL` before.
+   */
   address(): ListenerAddress;
 }
 
 /**
- * How long D refuses a reference that it has released. A vLLM 0.33 P does not say when its lease ends (`remote_blocks_expiry_time` is null), so D takes
- * a reference for fresh when it has forgotten it.
+ * How long D refuses a reference that it has released. A vLLM 0.33 P does not say when its lease
+ * ends (`remote_blocks_expiry_time` is null), so D takes a reference for fresh when it has
+ * forgotten it.
  */
 const REMEMBER_MS = 600_000;
 
@@ -52,10 +56,13 @@ export interface ConnectorSchedulerOptions<Source extends PromptSource> {
 }
 
 /**
- * The scheduler side of a connector. It has both halves: each request decides whether the engine is its P (`do_remote_decode`) or its D
- * (`do_remote_prefill`). With `bidirectional_kv_xfer` a request may need both: D keeps the KV of a finished request, and P fetches it for the next turn.
+ * The scheduler side of a connector. It has both halves: each request decides whether the engine is
+ * its P (`do_remote_decode`) or its D (`do_remote_prefill`). With `bidirectional_kv_xfer` a request
+ * may need both: D keeps the KV of a finished request, and P fetches it for the next turn.
  */
-export class ConnectorScheduler<Source extends PromptSource> implements SchedulerConnector, AsyncDisposable {
+export class ConnectorScheduler<Source extends PromptSource>
+  implements SchedulerConnector, AsyncDisposable
+{
   readonly name: string;
   readonly loadFailurePolicy: LoadFailurePolicy;
   readonly #clock: Clock;
@@ -90,7 +97,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     if (settings.cachesUnverifiedKv) {
       log.warn("unverified-kv-is-cached", {
         key: "kv_connector_extra_config.cache_unverified_kv",
-        reason: "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
+        reason:
+          "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
       });
     }
     const backoff = prefillBackoff(cache);
@@ -141,7 +149,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   async setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
     const before = this.#address?.registrationGeneration;
     this.#address = await this.#listener.publish(workers);
-    if (before !== undefined && before < this.#address.registrationGeneration) this.#prefill.cachesLost();
+    if (before !== undefined && before < this.#address.registrationGeneration)
+      this.#prefill.cachesLost();
   }
 
   requestQueued(request: ConnectorRequest): void {
@@ -231,7 +240,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     };
   }
 
-  requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
+  requestFinished(
+    request: ConnectorRequest,
+    blockIds: BlockIds,
+    reason: FinishReason,
+  ): RequestFinished {
     this.#shortened?.forget(request.requestId);
     const isDecode = asks(request, "do_remote_prefill");
     if (!isDecode && !asks(request, "do_remote_decode")) return { keepBlocks: false };
@@ -297,10 +310,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
 
   /** Whether a peer may supply KV of the request: D's prompt, or what P reads back. */
   #fetches(request: ConnectorRequest): boolean {
-    return asks(request, "do_remote_prefill") || (this.#readsBack && namesReadback(request.kvTransferParams));
+    return (
+      asks(request, "do_remote_prefill") ||
+      (this.#readsBack && namesReadback(request.kvTransferParams))
+    );
   }
 
-  /** Of what the engine has given for each group of its cache, that of the groups which peers exchange. */
+  /**
+   * Of what the engine has given for each group of its cache, that of the groups which peers
+   * exchange.
+   */
   #transferred<T>(given: readonly T[]): readonly T[] {
     return this.#groups?.select(given) ?? given;
   }
@@ -323,7 +342,9 @@ function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): 
     throw new KvError(
       "KV_CONFIG_INVALID",
       `${key} is true, and with push nobody reads KV: P writes it to D, and no D knows where P wants the last turn`,
-      { hint: "use NixlConnector (pull) on both sides, or leave it out: vLLM 0.33 refuses it with push too" },
+      {
+        hint: "use NixlConnector (pull) on both sides, or leave it out: vLLM 0.33 refuses it with push too",
+      },
     );
   }
   if (ppSize > 1) {
@@ -336,7 +357,10 @@ function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): 
 }
 
 /** Errors: `KV_CONFIG_INVALID` where the ranks cannot share a sequence. */
-function requireContextParallel({ dcpSize = 1, tpSize }: EngineIdentity, { groups }: KvCacheConfig): void {
+function requireContextParallel(
+  { dcpSize = 1, tpSize }: EngineIdentity,
+  { groups }: KvCacheConfig,
+): void {
   if (dcpSize === 1) return;
   const refuse = (why: string): never => {
     throw new KvError("KV_CONFIG_INVALID", `decode context parallelism of ${dcpSize}: ${why}`, {
@@ -350,7 +374,10 @@ function requireContextParallel({ dcpSize = 1, tpSize }: EngineIdentity, { group
     refuse(`the cache has a group of kind "${other.kind}", and only "mla" can be shared`);
 }
 
-/** Any value except false and null counts as true here. The parameters are validated later, where they are read. */
+/**
+ * Any value except false and null counts as true here. The parameters are validated later, where
+ * they are read.
+ */
 function asks(
   { kvTransferParams }: ConnectorRequest,
   key: "do_remote_prefill" | "do_remote_decode",

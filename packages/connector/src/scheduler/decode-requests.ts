@@ -9,7 +9,13 @@ import {
   type RequestFinished,
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
-import { namesReadback, type PromptPrefix, promptContent, promptDigest, readbackParams } from "@kv/protocol";
+import {
+  namesReadback,
+  type PromptPrefix,
+  promptContent,
+  promptDigest,
+  readbackParams,
+} from "@kv/protocol";
 import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
 import { HeartbeatSet, type RemoteReference, RemoteReferences } from "./remote-requests.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
@@ -18,7 +24,10 @@ import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 export interface PromptSource {
   /** The request at P. */
   readonly remote: RemoteRequest;
-  /** Prompt tokens whose KV P has or will have; undefined when the parameters do not have the number. */
+  /**
+   * Prompt tokens whose KV P has or will have; undefined when the parameters do not have the
+   * number.
+   */
   readonly numTokens?: number | undefined;
 }
 
@@ -44,9 +53,14 @@ export interface FetchOrder extends BlocksToFetch {
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
   /** Requests that may fetch the same blocks of P. */
   readonly maxReaders: number;
-  /** Reads the parameters of a request with a prompt of `numPromptTokens`. Errors: `KV_REQUEST_INVALID`. */
+  /**
+   * Reads the parameters of a request with a prompt of `numPromptTokens`. Errors:
+   * `KV_REQUEST_INVALID`.
+   */
   read(params: KvTransferParams, numPromptTokens: number): Source;
-  /** The P to notify that the request's blocks will not be used, when `read` refused the parameters. */
+  /**
+   * The P to notify that the request's blocks will not be used, when `read` refused the parameters.
+   */
   addressToNotify(params: KvTransferParams): Source["remote"] | undefined;
   /** Orders the workers to fetch a request's KV. */
   fetch(requestId: string, source: Source, order: FetchOrder): void;
@@ -54,9 +68,15 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
   cancelFetch(requestId: string): boolean;
   /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
-  /** Orders the workers to notify P that it may free the request's blocks, none of which were fetched. */
+  /**
+   * Orders the workers to notify P that it may free the request's blocks, none of which were
+   * fetched.
+   */
   release(request: ConnectorRequest, remote: Source["remote"]): void;
-  /** Called when the last request that fetched P's blocks is done with them. Push's P knows it from its WRITEs. */
+  /**
+   * Called when the last request that fetched P's blocks is done with them. Push's P knows it from
+   * its WRITEs.
+   */
   fetched?(remote: Source["remote"]): void;
   /** Called when nothing touches the request's blocks any more. */
   ended?(requestId: string): void;
@@ -69,9 +89,10 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
 }
 
 /**
- * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled. `leaving`: the engine aborted it while its
- * blocks may still be filled. `at-risk`: it failed, the engine has not ended it, and a peer may still write. `ended`: nothing is
- * outstanding; kept until the engine ends the request, so that it is not fetched twice.
+ * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled.
+ * `leaving`: the engine aborted it while its blocks may still be filled. `at-risk`: it failed, the
+ * engine has not ended it, and a peer may still write. `ended`: nothing is outstanding; kept until
+ * the engine ends the request, so that it is not fetched twice.
  */
 type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 
@@ -88,10 +109,12 @@ interface RequestState<Source> {
 }
 
 /**
- * The requests that fetch KV, on the scheduler side, for pull and push: how many tokens the peer supplies, which blocks to fetch, which leases to extend, and
- * when the engine may have blocks back. They are D's requests, and with `bidirectional_kv_xfer` also those of a P whose parameters name blocks of a D: there
- * the roles of P and D are exchanged, and the engine computes what it does not get. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill` becomes false); here each
- * request has a state.
+ * The requests that fetch KV, on the scheduler side, for pull and push: how many tokens the peer
+ * supplies, which blocks to fetch, which leases to extend, and when the engine may have blocks
+ * back. They are D's requests, and with `bidirectional_kv_xfer` also those of a P whose parameters
+ * name blocks of a D: there the roles of P and D are exchanged, and the engine computes what it
+ * does not get. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill`
+ * becomes false); here each request has a state.
  */
 export class DecodeRequests<Source extends PromptSource> {
   readonly #clock: Clock;
@@ -105,8 +128,9 @@ export class DecodeRequests<Source extends PromptSource> {
   readonly #recomputeThresholdTokens: number;
 
   /**
-   * `rememberMs`: how long a released reference is refused, at least P's lease. `recomputeThresholdTokens`: a P computes fewer tokens than this instead of
-   * reading them back. `dcpSize`: the engine's.
+   * `rememberMs`: how long a released reference is refused, at least P's lease.
+   * `recomputeThresholdTokens`: a P computes fewer tokens than this instead of reading them back.
+   * `dcpSize`: the engine's.
    */
   constructor(options: {
     readonly clock: Clock;
@@ -127,19 +151,26 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#references = new RemoteReferences({ clock, rememberMs, maxReaders: orders.maxReaders });
   }
 
-  /** Called when the engine has queued a request. Heartbeats begin. `matched` does the same, for engines that do not report the queue. */
+  /**
+   * Called when the engine has queued a request. Heartbeats begin. `matched` does the same, for
+   * engines that do not report the queue.
+   */
   queued(request: ConnectorRequest): void {
     this.#see(request);
   }
 
-  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`. */
+  /**
+   * As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`,
+   * `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`.
+   */
   matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     const state = this.#see(request);
     if (state.refusal !== undefined) throw state.refusal;
     if (state.phase !== "queued" || state.source === undefined) return { tokens: 0, async: false };
     state.numComputedTokens = numComputedTokens;
     const { numPromptTokens } = request;
-    // A full prefix hit. D computes the last token in any case, because its logits give the next token.
+    // A full prefix hit. D computes the last token in any case, because its logits give the next
+    // token.
     const own = Math.max(this.#backoff?.tokens ?? 0, Math.min(1, numPromptTokens - 1));
     if (numComputedTokens >= numPromptTokens - own) return { tokens: 0, async: false };
     const left = numPromptTokens - (this.#backoff?.tokens ?? 0);
@@ -149,8 +180,8 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /**
-   * Whether P computes the tokens although the D of the last turn has them: there are few, or its state has P's last token already, which P computes in any
-   * case and would apply to it twice.
+   * Whether P computes the tokens although the D of the last turn has them: there are few, or its
+   * state has P's last token already, which P computes in any case and would apply to it twice.
    */
   #isComputed(
     { kvTransferParams, numPromptTokens }: ConnectorRequest,
@@ -162,7 +193,10 @@ export class DecodeRequests<Source extends PromptSource> {
     return isStateTooFar || tokens < this.#recomputeThresholdTokens;
   }
 
-  /** As `SchedulerConnector.afterAllocation`. Errors: `KV_INTERNAL` for a group that has more tokens than `matched` was told. */
+  /**
+   * As `SchedulerConnector.afterAllocation`. Errors: `KV_INTERNAL` for a group that has more tokens
+   * than `matched` was told.
+   */
   allocated(
     request: ConnectorRequest,
     blockIds: BlockIds,
@@ -173,7 +207,8 @@ export class DecodeRequests<Source extends PromptSource> {
     const { source, numComputedTokens, seenAtMs } = state;
     if (state.phase !== "queued" || source === undefined) return;
     if (externalTokens === 0) {
-      // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does not wait.
+      // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does
+      // not wait.
       this.#releaseUnread(request, state);
       this.#enter(state, "ended");
       return;
@@ -198,7 +233,10 @@ export class DecodeRequests<Source extends PromptSource> {
     state.phase = "fetching";
   }
 
-  /** As `SchedulerConnector.requestFinished`. `isUnverified`: nobody compared the KV that it got with its prompt. */
+  /**
+   * As `SchedulerConnector.requestFinished`. `isUnverified`: nobody compared the KV that it got
+   * with its prompt.
+   */
   finished(request: ConnectorRequest): RequestFinished & { readonly isUnverified: boolean } {
     const state = this.#see(request);
     return { isUnverified: state.isUnverified, ...this.#finished(request, state) };
@@ -232,8 +270,8 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /**
-   * Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a peer may still write to the blocks. `isUnverified`: nobody
-   * compared the KV with the prompt.
+   * Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a
+   * peer may still write to the blocks. `isUnverified`: nobody compared the KV with the prompt.
    */
   received(requestId: string, blocksAtRisk: boolean, isUnverified: boolean): void {
     const state = this.#states.get(requestId);
@@ -298,7 +336,8 @@ export class DecodeRequests<Source extends PromptSource> {
         requireLastTokensLeft(this.#backoff, { numTokens, numPromptTokens, hasAnswered });
       source = read;
       const { traceparent } = request;
-      if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
+      if (traceparent !== undefined)
+        source = { ...source, remote: { ...source.remote, traceparent } };
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
       this.#releaseRefused(request, this.#orders.addressToNotify(params));
@@ -336,7 +375,10 @@ export class DecodeRequests<Source extends PromptSource> {
     return isLast ? source?.remote : undefined;
   }
 
-  /** Releases the blocks of refused parameters, unless another request reads them, or they were released before. */
+  /**
+   * Releases the blocks of refused parameters, unless another request reads them, or they were
+   * released before.
+   */
   #releaseRefused(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
     if (remote === undefined) return;
     let reference: RemoteReference;
@@ -365,16 +407,23 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 }
 
-/** The first `numTokens` of a request's prompt, for P to compare. Errors: `KV_REQUEST_INVALID` for a malformed token id. */
-export function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefix | undefined {
+/**
+ * The first `numTokens` of a request's prompt, for P to compare. Errors: `KV_REQUEST_INVALID` for a
+ * malformed token id.
+ */
+export function promptPrefix(
+  request: ConnectorRequest,
+  numTokens: number,
+): PromptPrefix | undefined {
   const content = promptContent(request);
   const digest = content === undefined ? undefined : promptDigest(content, numTokens);
   return digest === undefined ? undefined : { numTokens, digest };
 }
 
 /**
- * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit (`computedTokens`, of all groups or of each) come first and are left
- * out, as are blocks that peers never exchange.
+ * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit
+ * (`computedTokens`, of all groups or of each) come first and are left out, as are blocks that
+ * peers never exchange.
  */
 export function blocksToFetch(
   blockIds: BlockIds,

@@ -7,8 +7,9 @@ export interface Generation {
   /** The engine's id of the request. */
   readonly requestId: string;
   /**
-   * The id of the request in notifications and heartbeats. The engine's own id, as in vLLM, unless that id was used recently (a notification
-   * for the earlier use may still arrive), is too long, or would be misparsed (see `isWireSafeRequestId`).
+   * The id of the request in notifications and heartbeats. The engine's own id, as in vLLM, unless
+   * that id was used recently (a notification for the earlier use may still arrive), is too long,
+   * or would be misparsed (see `isWireSafeRequestId`).
    */
   readonly wireId: string;
   /** Unique per scheduler; higher than that of every earlier generation. */
@@ -21,16 +22,22 @@ export interface Generation {
 export interface GenerationsOptions {
   /** Clock for the time that ended ids are remembered. */
   readonly clock: Clock;
-  /** How long an ended id is remembered; notifications under way arrive within it. @default 600_000 */
+  /**
+   * How long an ended id is remembered; notifications under way arrive within it. @default 600_000
+   */
   readonly rememberMs?: number | undefined;
 }
 
-/** Longer ids would make a heartbeat of a few hundred requests too long for one notification. vLLM's have about 60 characters. */
+/**
+ * Longer ids would make a heartbeat of a few hundred requests too long for one notification. vLLM's
+ * have about 60 characters.
+ */
 const MAX_WIRE_ID_LENGTH = 160;
 
 /**
- * Distinguishes one use of a request's blocks from the next. A generation begins when blocks are kept for a peer and ends when they go back to
- * the engine. A reference to an ended generation is stale: the blocks may hold another request's KV.
+ * Distinguishes one use of a request's blocks from the next. A generation begins when blocks are
+ * kept for a peer and ends when they go back to the engine. A reference to an ended generation is
+ * stale: the blocks may hold another request's KV.
  */
 export class Generations {
   readonly #clock: Clock;
@@ -56,7 +63,12 @@ export class Generations {
       this.#last += 1;
       wireId = this.#wireIdOf(requestId);
     } while (this.#byWireId.has(wireId));
-    const generation: Generation = { requestId, wireId, generation: this.#last, capability: newCapability() };
+    const generation: Generation = {
+      requestId,
+      wireId,
+      generation: this.#last,
+      capability: newCapability(),
+    };
     this.#byRequestId.set(requestId, generation);
     this.#byWireId.set(wireId, generation);
     return generation;

@@ -3,8 +3,14 @@ import { HeartbeatSet } from "./remote-requests.js";
 import type { RemoteRequest } from "./step-types.js";
 
 const remote = (requestId: string, given: Partial<RemoteRequest> = {}): RemoteRequest => ({
-  ...{ engineId: "p", host: "prefill", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 },
-  ...{ requestId, ...given },
+  engineId: "p",
+  host: "prefill",
+  port: 5600,
+  tpSize: 1,
+  dcpSize: 1,
+  ppSize: 1,
+  requestId,
+  ...given,
 });
 const lease = (capability: string) => ({ lease: { incarnation: "i", generation: 1, capability } });
 
@@ -14,7 +20,11 @@ describe("heartbeat set", () => {
     set.add(remote("a"));
     set.add(remote("b", lease("secret")));
     expect(set.take()).toMatchObject([
-      { engineId: "p", begin: [{ requestId: "a" }, { requestId: "b", capability: "secret" }], end: [] },
+      {
+        engineId: "p",
+        begin: [{ requestId: "a" }, { requestId: "b", capability: "secret" }],
+        end: [],
+      },
     ]);
     expect([set.hasChanged, set.take()]).toEqual([false, []]);
     set.remove(remote("a"));
@@ -51,7 +61,9 @@ describe("heartbeat set", () => {
     set.add(remote("a", lease("wrong")));
     set.take();
     set.remove(remote("a", lease("wrong")));
-    expect(set.take()).toMatchObject([{ begin: [], end: [{ requestId: "a", capability: "wrong" }] }]);
+    expect(set.take()).toMatchObject([
+      { begin: [], end: [{ requestId: "a", capability: "wrong" }] },
+    ]);
   });
 
   it("ignores a removal of a request that it does not have, as after clear", () => {

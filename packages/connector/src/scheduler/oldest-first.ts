@@ -8,8 +8,8 @@ interface Entry<Key, Value> {
 }
 
 /**
- * A map that finds its oldest entry at once. In a `Map` from which the oldest entries leave, the first step of an iteration passes all holes that
- * they left.
+ * A map that finds its oldest entry at once. In a `Map` from which the oldest entries leave, the
+ * first step of an iteration passes all holes that they left.
  */
 export class OldestFirst<Key, Value> {
   readonly #entries = new Map<Key, Entry<Key, Value>>();
@@ -45,7 +45,8 @@ export class OldestFirst<Key, Value> {
     else older.newer = newer;
     if (newer === undefined) this.#newest = older;
     else newer.older = older;
-    // In V8's old generation it would keep its neighbours, which keep theirs, until the next full collection.
+    // In V8's old generation it would keep its neighbours, which keep theirs, until the next full
+    // collection.
     entry.older = entry.newer = undefined;
     return this.#entries.delete(key);
   }
@@ -78,7 +79,10 @@ export interface ExpiringSetOptions {
   readonly maxSize: number;
 }
 
-/** A set of keys that expire, bounded in time and in number. It recognises messages that arrive late or twice. */
+/**
+ * A set of keys that expire, bounded in time and in number. It recognises messages that arrive late
+ * or twice.
+ */
 export class ExpiringSet {
   readonly #options: ExpiringSetOptions;
   /** When each key was last added. */

@@ -11,8 +11,10 @@ export interface PrefillBackoff {
 }
 
 /**
- * The tokens that a prefill engine must leave to the decode engine (vLLM 0.33: `_prefill_backoff`); undefined where there are none. A state has room for one
- * position, and the decode engine computes the last token in any case: a state that has it already would get it twice. Errors: `KV_CONFIG_INVALID`.
+ * The tokens that a prefill engine must leave to the decode engine (vLLM 0.33: `_prefill_backoff`);
+ * undefined where there are none. A state has room for one position, and the decode engine computes
+ * the last token in any case: a state that has it already would get it twice. Errors:
+ * `KV_CONFIG_INVALID`.
  */
 export function prefillBackoff({
   groups,
@@ -36,8 +38,9 @@ export function prefillBackoff({
 }
 
 /**
- * P's half: the prompts of which an engine leaves out the last tokens (vLLM 0.33: `_truncate_request_for_prefill`). A prompt that is no longer than those is
- * computed whole: no D takes its KV.
+ * P's half: the prompts of which an engine leaves out the last tokens (vLLM 0.33:
+ * `_truncate_request_for_prefill`). A prompt that is no longer than those is computed whole: no D
+ * takes its KV.
  */
 export class ShortenedPrompts {
   readonly #backoff: PrefillBackoff;
@@ -48,7 +51,9 @@ export class ShortenedPrompts {
     this.#backoff = backoff;
   }
 
-  /** As `SchedulerConnector.tokensToPrefill`, of a request that is prefilled for a decode engine. */
+  /**
+   * As `SchedulerConnector.tokensToPrefill`, of a request that is prefilled for a decode engine.
+   */
   tokensOf({ requestId, numPromptTokens }: ConnectorRequest): number {
     const { tokens } = this.#backoff;
     const left = numPromptTokens > tokens ? numPromptTokens - tokens : numPromptTokens;
@@ -80,8 +85,10 @@ export class ShortenedPrompts {
 }
 
 /**
- * D's half: refuses the KV of a prefill engine that has computed the tokens which this one will compute. Errors: `KV_PLAN_UNSUPPORTED` with both numbers, also
- * for an engine that has answered without a number. One that has not answered yet (push) leaves them out, as vLLM's does, or refuses D's number of tokens.
+ * D's half: refuses the KV of a prefill engine that has computed the tokens which this one will
+ * compute. Errors: `KV_PLAN_UNSUPPORTED` with both numbers, also for an engine that has answered
+ * without a number. One that has not answered yet (push) leaves them out, as vLLM's does, or
+ * refuses D's number of tokens.
  */
 export function requireLastTokensLeft(
   backoff: PrefillBackoff,

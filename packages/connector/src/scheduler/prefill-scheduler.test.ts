@@ -51,7 +51,8 @@ describe("prefill scheduler", () => {
     const { prefill } = setUp();
     prefill.admitted(request("cmpl-1"), blocks(7));
     const finished = prefill.finished(request("cmpl-1"), blocks(7), "length");
-    // vLLM 0.33's response for a prompt of 100 tokens, except for the expiry time, which vLLM's P leaves null.
+    // vLLM 0.33's response for a prompt of 100 tokens, except for the expiry time, which vLLM's P
+    // leaves null.
     expect(finished).toEqual({
       keepBlocks: true,
       kvTransferParams: {
@@ -103,7 +104,10 @@ describe("prefill scheduler", () => {
       expect(prefill.finished(request(reason), blocks(2), reason)).toEqual({ keepBlocks: false });
     }
     expect(prefill.finished(request("empty"), [[]], "length")).toEqual({ keepBlocks: false });
-    expect(prefill.takeStep()).toMatchObject({ notSent: ["aborted", "error", "empty"], leases: [] });
+    expect(prefill.takeStep()).toMatchObject({
+      notSent: ["aborted", "error", "empty"],
+      leases: [],
+    });
     expect([prefill.running, prefill.leases]).toEqual([0, 0]);
   });
 
@@ -128,9 +132,13 @@ describe("prefill scheduler", () => {
     const victims = prefill.finished(request("s"), [[7, 8]], "length").kvTransferParams;
     const query = queryOf(params);
     expect(prefill.holds({ ...query, blocks: queryOf(victims).blocks })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toEqual({
+      held: false,
+    });
     expect(prefill.holds({ ...query, blocks: undefined })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toEqual({
+      held: false,
+    });
     expect(prefill.holds({ ...query, capability: undefined })).toEqual({ held: false });
     expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
   });
@@ -146,7 +154,10 @@ describe("prefill scheduler", () => {
     const of = (promptTokenIds: readonly number[], contentKey?: string) =>
       prefill.holds({
         ...query,
-        prompt: promptPrefix({ ...request("d"), promptTokenIds, contentKey }, promptTokenIds.length),
+        prompt: promptPrefix(
+          { ...request("d"), promptTokenIds, contentKey },
+          promptTokenIds.length,
+        ),
       }).prompt;
     const tokens = request("r").promptTokenIds;
     for (const numTokens of [1, 64, 99, 100]) {
@@ -156,9 +167,19 @@ describe("prefill scheduler", () => {
       expect(of(tokens.slice(0, numTokens))).toBe("differs");
     }
     expect(of([...tokens, 100], "lora a")).toBe("differs");
-    expect(prefill.holds({ ...query, prompt: undefined })).toEqual({ held: false, prompt: "differs" });
-    const unknown = prefill.finished({ ...request("s"), promptTokenIds: undefined }, blocks(7), "length");
-    expect(prefill.holds(queryOf(unknown.kvTransferParams))).toEqual({ held: false, prompt: "differs" });
+    expect(prefill.holds({ ...query, prompt: undefined })).toEqual({
+      held: false,
+      prompt: "differs",
+    });
+    const unknown = prefill.finished(
+      { ...request("s"), promptTokenIds: undefined },
+      blocks(7),
+      "length",
+    );
+    expect(prefill.holds(queryOf(unknown.kvTransferParams))).toEqual({
+      held: false,
+      prompt: "differs",
+    });
   });
 
   it("gives the second use of a request id a new wire id, so that late notifications for the first cannot end it", () => {

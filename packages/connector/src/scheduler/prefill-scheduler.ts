@@ -45,7 +45,10 @@ export interface PrefillSchedulerOptions
   extends Pick<EngineIdentity, "engineId" | "tpSize" | "ppSize">,
     Pick<ConnectorSettings, "leaseMs" | "decoderBlocksTtlMs">,
     Partial<Pick<ConnectorSettings, "unattendedLeaseMs">> {
-  /** Pull's parameters contain the end of the lease. Push's do not, because D does not read (as in vLLM 0.33). */
+  /**
+   * Pull's parameters contain the end of the lease. Push's do not, because D does not read (as in
+   * vLLM 0.33).
+   */
   readonly transferMode: TransferMode;
   /** Stamps the leases. */
   readonly clock: Clock;
@@ -54,11 +57,15 @@ export interface PrefillSchedulerOptions
   /** This engine's decode-context-parallel size. */
   readonly dcpSize: number;
   /**
-   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until they
-   * report the request, however it ends. @default false
+   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at
+   * admission, and the blocks are kept until they report the request, however it ends. @default
+   * false
    */
   readonly isLayerwise?: boolean | undefined;
-  /** P's one output token is in its parameters, where the engine says how it was sampled. @default false */
+  /**
+   * P's one output token is in its parameters, where the engine says how it was sampled. @default
+   * false
+   */
   readonly seedsFirstToken?: boolean | undefined;
   /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
   readonly incarnation: string;
@@ -87,8 +94,9 @@ interface Offer {
 }
 
 /**
- * The half of the scheduler side that keeps a finished request's blocks for their readers and returns the `kv_transfer_params` that name them: P's, and with
- * `bidirectional_kv_xfer` also D's. The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
+ * The half of the scheduler side that keeps a finished request's blocks for their readers and
+ * returns the `kv_transfer_params` that name them: P's, and with `bidirectional_kv_xfer` also D's.
+ * The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
  */
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
@@ -111,8 +119,9 @@ export class PrefillScheduler {
   }
 
   /**
-   * As `SchedulerConnector.requestFinished`. `isDecode`: of a D's request, whose KV a P may read back for the next turn. `isUnverified`: nobody compared the KV
-   * that it got with its prompt. Errors: `KV_INTERNAL` before the side channel is open.
+   * As `SchedulerConnector.requestFinished`. `isDecode`: of a D's request, whose KV a P may read
+   * back for the next turn. `isUnverified`: nobody compared the KV that it got with its prompt.
+   * Errors: `KV_INTERNAL` before the side channel is open.
    */
   finished(
     request: ConnectorRequest,
@@ -120,14 +129,17 @@ export class PrefillScheduler {
     reason: FinishReason,
     { isDecode = false, isUnverified = false } = {},
   ): RequestFinished {
-    const { clock, config, dcpSize, leaseMs, unattendedLeaseMs, decoderBlocksTtlMs } = this.#options;
+    const { clock, config, dcpSize, leaseMs, unattendedLeaseMs, decoderBlocksTtlMs } =
+      this.#options;
     const { requestId, numPromptTokens, numComputedTokens } = request;
     const numTokens = isDecode ? numComputedTokens : numPromptTokens;
     if ((reason !== "stopped" && reason !== "length") || numTokens === undefined)
       return this.#drop(requestId);
     const promptBlockIds = exchangedBlocks(blockIds, config, { numTokens, dcpSize });
     if (promptBlockIds.every((group) => group.length === 0)) return this.#drop(requestId);
-    const content = promptContent(isDecode ? { ...request, promptTokenIds: tokensOf(request) } : request);
+    const content = promptContent(
+      isDecode ? { ...request, promptTokenIds: tokensOf(request) } : request,
+    );
     const generation = this.#generations.byRequestId(requestId) ?? this.#admit(request, blockIds);
     const nowMs = clock.now();
     const expiresAtMs = nowMs + (isDecode ? decoderBlocksTtlMs : leaseMs);
@@ -159,8 +171,9 @@ export class PrefillScheduler {
   }
 
   /**
-   * Called when the workers have registered their caches again: no kept block holds what it did. The workers of before have reported the requests that they
-   * knew; those of now report the others.
+   * Called when the workers have registered their caches again: no kept block holds what it did.
+   * The workers of before have reported the requests that they knew; those of now report the
+   * others.
    */
   cachesLost(): void {
     const { notSent, leases, lost = [] } = this.takeStep();
@@ -177,13 +190,15 @@ export class PrefillScheduler {
   }
 
   /**
-   * Answers lease queries: `held` means that none of the blocks that D names has gone to another request, and that they hold the KV of D's prompt. They
-   * must be the blocks that the request's parameters name, and D must have those parameters.
+   * Answers lease queries: `held` means that none of the blocks that D names has gone to another
+   * request, and that they hold the KV of D's prompt. They must be the blocks that the request's
+   * parameters name, and D must have those parameters.
    */
   holds(query: Omit<LeaseQuery, "engineId">): Pick<LeaseReply, "held" | "prompt"> {
     const { requestId, generation, capability, blocks, prompt } = query;
     const current = this.#generations.byWireId(requestId);
-    if (current === undefined || capability === undefined || blocks === undefined) return { held: false };
+    if (current === undefined || capability === undefined || blocks === undefined)
+      return { held: false };
     const kept = this.#kept.get(current.requestId);
     const isMeant =
       current.generation === generation &&
@@ -191,7 +206,8 @@ export class PrefillScheduler {
       kept?.blocks === blocks;
     if (!isMeant) return { held: false };
     const digest = kept.content && prompt && promptDigest(kept.content, prompt.numTokens);
-    if (digest === undefined || digest !== prompt?.digest) return { held: false, prompt: "differs" };
+    if (digest === undefined || digest !== prompt?.digest)
+      return { held: false, prompt: "differs" };
     // The tokens are the same, and nobody knows whether the KV is theirs.
     return kept.isUnverified === true ? { held: true } : { held: true, prompt: "same" };
   }
@@ -209,7 +225,9 @@ export class PrefillScheduler {
 
   /** Whether `takeStep` has orders. */
   get hasStep(): boolean {
-    return this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0;
+    return (
+      this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0
+    );
   }
 
   /** Requests that were admitted and whose blocks are not kept yet. */
@@ -242,16 +260,25 @@ export class PrefillScheduler {
       ...transferMember(request),
       ...traceMember(traceparent),
       ...(this.#options.isLayerwise === true
-        ? { ...this.#promptOf(numPromptTokens, blockIds), ...this.#comparedByWorkers(promptContent(request)) }
+        ? {
+            ...this.#promptOf(numPromptTokens, blockIds),
+            ...this.#comparedByWorkers(promptContent(request)),
+          }
         : {}),
     });
     return generation;
   }
 
-  /** Drops a request without KV for a D. Layerwise writes may still read the blocks; the workers report when they no longer do. */
+  /**
+   * Drops a request without KV for a D. Layerwise writes may still read the blocks; the workers
+   * report when they no longer do.
+   */
   #drop(requestId: string): RequestFinished {
     this.#notSent.push(requestId);
-    if (this.#options.isLayerwise === true && this.#generations.byRequestId(requestId) !== undefined) {
+    if (
+      this.#options.isLayerwise === true &&
+      this.#generations.byRequestId(requestId) !== undefined
+    ) {
       this.#kept.set(requestId, {});
       return { keepBlocks: true };
     }
@@ -259,19 +286,26 @@ export class PrefillScheduler {
     return { keepBlocks: false };
   }
 
-  /** In push the workers get the registrations and compare the prompts. In pull this side answers the queries. */
+  /**
+   * In push the workers get the registrations and compare the prompts. In pull this side answers
+   * the queries.
+   */
   #comparedByWorkers(content: PromptContent | undefined): Pick<SendableRequest, "prompt"> {
     if (content === undefined || this.#options.transferMode === "pull") return {};
     return { prompt: encodePrompt(content) };
   }
 
   /** Empty while blocks of the prompt are missing: an engine may allocate them chunk by chunk. */
-  #promptOf(numTokens: number, blockIds: BlockIds): Pick<SendableRequest, "numTokens" | "promptBlockIds"> {
+  #promptOf(
+    numTokens: number,
+    blockIds: BlockIds,
+  ): Pick<SendableRequest, "numTokens" | "promptBlockIds"> {
     const { config, dcpSize } = this.#options;
     const isComplete = config.groups.every(({ kind, blockSize }, group) => {
       const { extent } = cacheKind(kind);
       const blockTokens = (blockSize ?? config.blockSize) * dcpSize;
-      const needed = extent === "state" || extent === "whole" ? 1 : Math.ceil(numTokens / blockTokens);
+      const needed =
+        extent === "state" || extent === "whole" ? 1 : Math.ceil(numTokens / blockTokens);
       return (blockIds[group]?.length ?? 0) >= needed;
     });
     if (!isComplete) return {};
@@ -322,7 +356,10 @@ export class PrefillScheduler {
 }
 
 /** The tokens of prompt and output; undefined where the engine does not know them. */
-function tokensOf({ promptTokenIds, outputTokenIds }: ConnectorRequest): readonly number[] | undefined {
+function tokensOf({
+  promptTokenIds,
+  outputTokenIds,
+}: ConnectorRequest): readonly number[] | undefined {
   if (promptTokenIds === undefined || outputTokenIds === undefined) return undefined;
   return [...Array.from(promptTokenIds), ...Array.from(outputTokenIds)];
 }

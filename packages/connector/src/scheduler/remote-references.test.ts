@@ -15,7 +15,10 @@ const REFERENCE: RemoteRequest = {
 };
 const setUp = ({ maxReaders = 2, maxReferences = 3 } = {}) => {
   const clock = manualClock(0);
-  return { clock, references: new RemoteReferences({ clock, rememberMs: 1000, maxReaders, maxReferences }) };
+  return {
+    clock,
+    references: new RemoteReferences({ clock, rememberMs: 1000, maxReaders, maxReferences }),
+  };
 };
 const code = (act: () => void): string => {
   try {
@@ -47,7 +50,8 @@ test("a full list refuses new references, and forgets none early", () => {
   expect(code(() => references.add(reference(4)))).toBe("KV_REFERENCES_FULL");
   // A reference that is in use needs no more room.
   expect(code(() => references.add(reference(3)))).toBe("ok");
-  for (const n of [1, 2]) expect(code(() => references.add(reference(n)))).toBe("KV_REFERENCE_USED");
+  for (const n of [1, 2])
+    expect(code(() => references.add(reference(n)))).toBe("KV_REFERENCE_USED");
   clock.advance(1000);
   expect([4, 1].map((n) => code(() => references.add(reference(n))))).toEqual(["ok", "ok"]);
   expect(code(() => references.add(reference(2)))).toBe("KV_REFERENCES_FULL");
@@ -59,16 +63,15 @@ test("the next registration of P's cache, another process and another capability
   for (const used of [REFERENCE, { ...REFERENCE, requestId: "own", lease }]) {
     references.remove(references.add(used));
   }
-  const again = (change: Partial<RemoteRequest>) => code(() => references.add({ ...REFERENCE, ...change }));
+  const again = (change: Partial<RemoteRequest>) =>
+    code(() => references.add({ ...REFERENCE, ...change }));
   expect(again({ host: "other", port: 1, tpSize: 2 })).toBe("KV_REFERENCE_USED");
   expect(again({ registrationGeneration: 0 })).toBe("KV_REFERENCE_USED");
   expect(again({ registrationGeneration: 4 })).toBe("ok");
   expect(again({ registrationGeneration: 3 })).toBe("ok");
   const own = (change: object) => again({ requestId: "own", lease: { ...lease, ...change } });
   expect(own({})).toBe("KV_REFERENCE_USED");
-  expect([{ incarnation: "j" }, { generation: 2 }, { capability: "d".repeat(22) }].map(own)).toEqual([
-    "ok",
-    "ok",
-    "ok",
-  ]);
+  expect(
+    [{ incarnation: "j" }, { generation: 2 }, { capability: "d".repeat(22) }].map(own),
+  ).toEqual(["ok", "ok", "ok"]);
 });

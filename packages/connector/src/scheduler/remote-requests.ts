@@ -1,6 +1,11 @@
 import { hash } from "node:crypto";
 import { type BlockIds, type Clock, KvError, type KvTransferParams } from "@kv/interface";
-import { blocksDigest, parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
+import {
+  blocksDigest,
+  parseTransferParams,
+  type RemotePrefillParams,
+  type TransferMode,
+} from "@kv/protocol";
 import { addressOf, type EngineAddress, engineKey } from "../handshake/engine-address.js";
 import { traceMember } from "../tracing/spans.js";
 import { OldestFirst } from "./oldest-first.js";
@@ -12,12 +17,13 @@ import {
   type RemoteRequest,
 } from "./step-types.js";
 
-// The requests at P's, as D's scheduler side knows them: read from `kv_transfer_params`, each with its readers here, and those whose leases are extended.
+// The requests at P's, as D's scheduler side knows them: read from `kv_transfer_params`, each with
+// its readers here, and those whose leases are extended.
 
 /**
- * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A missing mode is the connector's own
- * mode. `numPromptTokens` bounds P's tokens and the block ids: a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and
- * its value.
+ * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A
+ * missing mode is the connector's own mode. `numPromptTokens` bounds P's tokens and the block ids:
+ * a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
@@ -46,7 +52,8 @@ export function readRemoteRequest(
     tpSize: parsed.tpSize,
     dcpSize: parsed.dcpSize,
     ppSize: parsed.ppSize,
-    registrationGeneration: parsed.lease?.registrationGeneration ?? parsed.remoteRegistrationGeneration,
+    registrationGeneration:
+      parsed.lease?.registrationGeneration ?? parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
     ...(parsed.transferId === undefined ? {} : { transferId: parsed.transferId }),
     lease: parsed.lease,
@@ -59,8 +66,10 @@ export function readRemoteRequest(
 }
 
 /**
- * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a placeholder; so has a P with fewer tokens than the D that it reads
- * back from. vLLM reads the last blocks then, and answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both numbers.
+ * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a
+ * placeholder; so has a P with fewer tokens than the D that it reads back from. vLLM reads the last
+ * blocks then, and answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both
+ * numbers.
  */
 function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens: number): void {
   if (remoteNumTokens === undefined || remoteNumTokens <= numPromptTokens) return;
@@ -77,7 +86,10 @@ function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens:
 /** Block 0 may occur often: vLLM puts its null block where a sliding window has no block. */
 const NULL_BLOCK = 0;
 
-/** Errors: `KV_REQUEST_INVALID` for more blocks than the prompt has tokens, and for a block that a group names twice. */
+/**
+ * Errors: `KV_REQUEST_INVALID` for more blocks than the prompt has tokens, and for a block that a
+ * group names twice.
+ */
 function requireBlocks(blockIds: BlockIds, numPromptTokens: number): void {
   for (const [group, ids] of blockIds.entries()) {
     if (ids.length > numPromptTokens) {
@@ -95,17 +107,24 @@ function requireBlocks(blockIds: BlockIds, numPromptTokens: number): void {
 }
 
 function invalidBlocks(group: number, what: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", `kv_transfer_params: remote_block_ids[${group}] has ${what}`, {
-    hint: "pass the kv_transfer_params of the prefill answer on unchanged",
-    details: { key: "remote_block_ids", group },
-  });
+  return new KvError(
+    "KV_REQUEST_INVALID",
+    `kv_transfer_params: remote_block_ids[${group}] has ${what}`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { key: "remote_block_ids", group },
+    },
+  );
 }
 
 /**
- * The P to notify that a request's blocks will not be used, after its parameters were refused. Undefined when the parameters contain no valid
- * address.
+ * The P to notify that a request's blocks will not be used, after its parameters were refused.
+ * Undefined when the parameters contain no valid address.
  */
-export function addressToNotify(params: KvTransferParams, mode: TransferMode): RemoteRequest | undefined {
+export function addressToNotify(
+  params: KvTransferParams,
+  mode: TransferMode,
+): RemoteRequest | undefined {
   const { remote_block_ids: blockIds } = params;
   const addressOnly = {
     ...params,
@@ -145,9 +164,10 @@ export interface RemoteReference {
 }
 
 /**
- * The references to blocks at P's, each with its readers at this engine. A vLLM P frees the blocks with the first notification of this engine, and one
- * of `@kv` too, so P is notified when the last reader is done. From then on the reference is refused: P may have given the blocks to another request,
- * and a READ of them succeeds all the same (vllm-project/vllm#52234, #43509).
+ * The references to blocks at P's, each with its readers at this engine. A vLLM P frees the blocks
+ * with the first notification of this engine, and one of `@kv` too, so P is notified when the last
+ * reader is done. From then on the reference is refused: P may have given the blocks to another
+ * request, and a READ of them succeeds all the same (vllm-project/vllm#52234, #43509).
  */
 export class RemoteReferences {
   readonly #options: RemoteReferencesOptions;
@@ -159,7 +179,8 @@ export class RemoteReferences {
   }
 
   /**
-   * Adds a reader of a reference, and returns what `remove` takes. Errors: `KV_REFERENCE_USED` for one that this engine has released, or that has as many readers as it may have;
+   * Adds a reader of a reference, and returns what `remove` takes. Errors: `KV_REFERENCE_USED` for
+   * one that this engine has released, or that has as many readers as it may have;
    * `KV_REFERENCES_FULL` for a new one when there is no room to remember it.
    */
   add(remote: RemoteRequest): RemoteReference {
@@ -174,18 +195,23 @@ export class RemoteReferences {
     }
     const known = this.#inUse.get(key);
     if (known !== undefined && isSameRegistration(known, remote)) {
-      if (known.readers >= maxReaders) throw usedError(remote, "already gives them to another request");
+      if (known.readers >= maxReaders)
+        throw usedError(remote, "already gives them to another request");
       known.readers += 1;
       return known;
     }
-    if (this.#inUse.size + this.#released.size >= maxReferences) throw fullError(remote, maxReferences);
+    if (this.#inUse.size + this.#released.size >= maxReferences)
+      throw fullError(remote, maxReferences);
     const { registrationGeneration = 0 } = remote;
     const reference = { key, registrationGeneration, readers: 1, releasedAtMs: 0 };
     this.#inUse.set(key, reference);
     return reference;
   }
 
-  /** Removes a reader. Returns true for the last one: P is to be notified, and the reference is refused from now on. */
+  /**
+   * Removes a reader. Returns true for the last one: P is to be notified, and the reference is
+   * refused from now on.
+   */
   remove(reference: RemoteReference): boolean {
     const { key } = reference;
     // A later registration of P's cache has replaced it: there is nobody to notify.
@@ -214,8 +240,8 @@ export class RemoteReferences {
 }
 
 /**
- * Names one use of a request's blocks; short also where the ids are long. Another address of the same engine is the same reference. A transfer id counts only
- * where P has not named blocks yet.
+ * Names one use of a request's blocks; short also where the ids are long. Another address of the
+ * same engine is the same reference. A transfer id counts only where P has not named blocks yet.
  */
 function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest): string {
   const { incarnation, generation, capability } = lease ?? {};
@@ -227,7 +253,10 @@ function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest
   );
 }
 
-/** A vLLM P counts how often it has registered its cache; parameters without the number (0) may be of any registration. */
+/**
+ * A vLLM P counts how often it has registered its cache; parameters without the number (0) may be
+ * of any registration.
+ */
 function isSameRegistration(
   { registrationGeneration: known }: Pick<RemoteReference, "registrationGeneration">,
   { registrationGeneration: given = 0 }: RemoteRequest,
@@ -268,8 +297,8 @@ interface Listed {
 }
 
 /**
- * The address names no registration of the engine's cache: heartbeats need no memory of the engine, and one request must not decide for the
- * others.
+ * The address names no registration of the engine's cache: heartbeats need no memory of the engine,
+ * and one request must not decide for the others.
  */
 interface ListedEngine {
   readonly address: EngineAddress;

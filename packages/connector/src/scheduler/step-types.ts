@@ -2,7 +2,8 @@ import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 import type { EncodedPrompt, PromptPrefix, RemoteLease } from "@kv/protocol";
 import type { EngineAddress } from "../handshake/engine-address.js";
 
-// All types here are plain data: the scheduler side and the workers may live in different processes.
+// All types here are plain data: the scheduler side and the workers may live in different
+// processes.
 
 /** A request that runs on P and may be handed to a D. */
 export interface SendableRequest {
@@ -12,7 +13,10 @@ export interface SendableRequest {
   readonly wireId: string;
   /** Which use of its blocks this is. */
   readonly generation: number;
-  /** Who holds it may act on the request, see `newCapability`. Undefined where nothing but the id is known. */
+  /**
+   * Who holds it may act on the request, see `newCapability`. Undefined where nothing but the id is
+   * known.
+   */
   readonly capability?: string | undefined;
   /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
@@ -20,11 +24,17 @@ export interface SendableRequest {
   readonly transferId?: string | undefined;
   /** Parent of the workers' spans. */
   readonly traceparent?: string | undefined;
-  /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
+  /**
+   * Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise
+   * push.
+   */
   readonly numTokens?: number | undefined;
   /** The blocks of those tokens, per group. A D gets these. */
   readonly promptBlockIds?: BlockIds | undefined;
-  /** What the blocks will hold, where the workers compare it with D's prompt (push); undefined where the engine does not know its tokens. */
+  /**
+   * What the blocks will hold, where the workers compare it with D's prompt (push); undefined where
+   * the engine does not know its tokens.
+   */
   readonly prompt?: EncodedPrompt | undefined;
 }
 
@@ -42,13 +52,18 @@ export interface LeaseOrder extends SendableRequest {
 export interface RemoteRequest extends EngineAddress {
   /** P's id of the request. */
   readonly requestId: string;
-  /** `transfer_id`, the front end's name of the prompt; undefined where the parameters have none. */
+  /**
+   * `transfer_id`, the front end's name of the prompt; undefined where the parameters have none.
+   */
   readonly transferId?: string | undefined;
   /** P's process and the use of its blocks; undefined where P is vLLM. */
   readonly lease?: RemoteLease | undefined;
   /** Parent of the spans about the request. */
   readonly traceparent?: string | undefined;
-  /** The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name no blocks. */
+  /**
+   * The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name
+   * no blocks.
+   */
   readonly blocks?: string | undefined;
   /** The prompt whose KV is fetched; undefined where D's engine does not know its tokens. */
   readonly prompt?: PromptPrefix | undefined;
@@ -62,7 +77,10 @@ export interface HeartbeatRequest {
   readonly capability?: string | undefined;
 }
 
-/** Identifies a request of an engine. One id may come with several capabilities, of which only one is right. */
+/**
+ * Identifies a request of an engine. One id may come with several capabilities, of which only one
+ * is right.
+ */
 export function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
   return `${capability} ${requestId}`;
 }
@@ -83,25 +101,34 @@ export interface HeartbeatChange extends EngineAddress {
 
 /** The orders of the scheduler side to every worker in one step. Connectors add their own. */
 export interface ConnectorStepMetadata extends StepMetadata {
-  /** The scheduler's clock when the metadata was created, in ms. Workers use it to convert deadlines, because their clocks have other origins. */
+  /**
+   * The scheduler's clock when the metadata was created, in ms. Workers use it to convert
+   * deadlines, because their clocks have other origins.
+   */
   readonly schedulerClockMs: number;
   /** Identifies the scheduler's process. The side channel sends it to `@kv` peers. */
   readonly incarnation: string;
-  /** P: requests that run and may be handed to a D. A D may complete one before the step that grants its lease. */
+  /**
+   * P: requests that run and may be handed to a D. A D may complete one before the step that grants
+   * its lease.
+   */
   readonly inBatch: readonly SendableRequest[];
   /** P: engine ids of those requests that ended with nothing to send. */
   readonly notSent: readonly string[];
   /** P: requests that finished, and whose blocks wait for readers. */
   readonly leases: readonly LeaseOrder[];
-  /** P: engine ids of requests whose blocks are kept and hold nothing any more. The worker reports them as sent. @default none */
+  /**
+   * P: engine ids of requests whose blocks are kept and hold nothing any more. The worker reports
+   * them as sent. @default none
+   */
   readonly lost?: readonly string[] | undefined;
   /** D: which leases are extended from this step on, and which no longer; one entry per engine. */
   readonly heartbeats: readonly HeartbeatChange[];
 }
 
 /**
- * Checks that step metadata is this connector's; `lists` are the keys of the connector's own lists. Errors: `KV_INTERNAL` for another
- * connector's metadata, which only a wiring mistake can cause.
+ * Checks that step metadata is this connector's; `lists` are the keys of the connector's own lists.
+ * Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
  */
 export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
   step: StepMetadata,
@@ -111,7 +138,9 @@ export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
   const { schedulerClockMs, incarnation } = step;
   if (
     step.connector !== connector ||
-    !["inBatch", "notSent", "leases", "heartbeats", ...lists].every((name) => Array.isArray(step[name])) ||
+    !["inBatch", "notSent", "leases", "heartbeats", ...lists].every((name) =>
+      Array.isArray(step[name]),
+    ) ||
     typeof schedulerClockMs !== "number" ||
     typeof incarnation !== "string"
   ) {

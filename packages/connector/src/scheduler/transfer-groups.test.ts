@@ -12,13 +12,27 @@ const config = (...flags: (boolean | undefined)[]): KvCacheConfig => ({
   })),
 });
 const region = (groupId: number, groupIds?: readonly number[]) =>
-  ({ name: `r${groupId}`, groupId, ...(groupIds === undefined ? {} : { groupIds }) }) as KvCacheRegion;
+  ({
+    name: `r${groupId}`,
+    groupId,
+    ...(groupIds === undefined ? {} : { groupIds }),
+  }) as KvCacheRegion;
 
 it("numbers the groups that take part, as vLLM 0.33's transfer_groups, in regions and block lists", () => {
   const cache = config(false, undefined, true);
-  const regions = [region(0), region(1), region(2), region(-1, [0, 2]), region(-1, [0]), region(-1)];
+  const regions = [
+    region(0),
+    region(1),
+    region(2),
+    region(-1, [0, 2]),
+    region(-1, [0]),
+    region(-1),
+  ];
   const caches = transferredCaches({ config: cache, regions });
-  expect(caches.config.groups.map(({ layerNames }) => layerNames)).toEqual([["layers.1"], ["layers.2"]]);
+  expect(caches.config.groups.map(({ layerNames }) => layerNames)).toEqual([
+    ["layers.1"],
+    ["layers.2"],
+  ]);
   expect(caches.regions).toMatchObject([
     { name: "r1", groupId: 0 },
     { name: "r2", groupId: 1 },

@@ -4,22 +4,37 @@ import { prefillBackoff } from "./prefill-backoff.js";
 
 /** The KV cache groups that peers exchange, of a cache with others. */
 export interface TransferGroups {
-  /** The ids of these groups (vLLM 0.33: `transfer_group_ids`). On the wire, a group's id is its index in this list. */
+  /**
+   * The ids of these groups (vLLM 0.33: `transfer_group_ids`). On the wire, a group's id is its
+   * index in this list.
+   */
   readonly ids: readonly number[];
   /** The cache with these groups alone. */
   readonly config: KvCacheConfig;
-  /** Of what the engine has given for each of its groups, that of these. Errors: `KV_INTERNAL` for another number of groups. */
+  /**
+   * Of what the engine has given for each of its groups, that of these. Errors: `KV_INTERNAL` for
+   * another number of groups.
+   */
   select<T>(given: readonly T[]): readonly T[];
 }
 
-/** Undefined where peers exchange all groups of the cache. Errors: `KV_CONFIG_INVALID` where they exchange none. */
+/**
+ * Undefined where peers exchange all groups of the cache. Errors: `KV_CONFIG_INVALID` where they
+ * exchange none.
+ */
 export function transferGroups(config: KvCacheConfig): TransferGroups | undefined {
-  const ids = [...config.groups.keys()].filter((group) => config.groups[group]?.enableKvTransfer !== false);
+  const ids = [...config.groups.keys()].filter(
+    (group) => config.groups[group]?.enableKvTransfer !== false,
+  );
   if (ids.length === config.groups.length) return undefined;
   if (ids.length === 0) {
-    throw new KvError("KV_CONFIG_INVALID", "enableKvTransfer is false for every group of the KV cache", {
-      hint: "leave the connector out, or let peers exchange at least one group",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "enableKvTransfer is false for every group of the KV cache",
+      {
+        hint: "leave the connector out, or let peers exchange at least one group",
+      },
+    );
   }
   const groups = config.groups.filter((_, group) => ids.includes(group));
   const hasState = groups.some(({ kind }) => cacheKind(kind).extent === "state");
@@ -57,7 +72,9 @@ export function transferredCaches(caches: KvCaches): KvCaches {
       return groupId < 0 ? [] : [{ ...region, groupId }];
     }
     if (region.groupIds === undefined) return [region];
-    const groupIds = region.groupIds.map((group) => ids.indexOf(group)).filter((group) => group >= 0);
+    const groupIds = region.groupIds
+      .map((group) => ids.indexOf(group))
+      .filter((group) => group >= 0);
     return groupIds.length === 0 ? [] : [{ ...region, groupIds }];
   });
   return { config, regions };

@@ -9,11 +9,17 @@ import {
 } from "@kv/interface";
 import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
-/** Decode: requests whose KV is transferred into the pool. Holds back the connector's reports until the device has the blocks. */
+/**
+ * Decode: requests whose KV is transferred into the pool. Holds back the connector's reports until
+ * the device has the blocks.
+ */
 export interface Loads {
   expect(order: StagedRequest): void;
   forget(requestId: string): void;
-  /** Takes the reports of the inner connector. Starts the copy to the device for each request whose transfer is done. */
+  /**
+   * Takes the reports of the inner connector. Starts the copy to the device for each request whose
+   * transfer is done.
+   */
   landed(output: WorkerOutput): void;
   take(): WorkerOutput;
   /** Number of entries that `take` would return. */
@@ -32,9 +38,19 @@ export interface LoadsOptions {
   loaded(): void;
 }
 
-export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: LoadsOptions): Loads {
+export function createLoads({
+  clock,
+  log,
+  tracer,
+  onCopied,
+  staging,
+  loaded,
+}: LoadsOptions): Loads {
   const requests = new Map<string, StagedRequest>();
-  /** Requests that the connector has reported. A second report (the blocks are no longer at risk) is passed on. */
+  /**
+   * Requests that the connector has reported. A second report (the blocks are no longer at risk) is
+   * passed on.
+   */
   const reported = new Set<string>();
   const loading = new Map<string, Promise<void>>();
   let finishedSending: string[] = [];
@@ -54,13 +70,28 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
     try {
       await staging().load(requestId, order);
       span?.end();
-      onCopied?.({ requestId, direction: "load", wire: order.wire, durationMs: clock.now() - startedMs });
+      onCopied?.({
+        requestId,
+        direction: "load",
+        wire: order.wire,
+        durationMs: clock.now() - startedMs,
+      });
     } catch (error) {
       span?.end(error);
-      const { code, message } = KvError.from(error, "KV_STAGING_FAILED", `loading request ${requestId}`);
+      const { code, message } = KvError.from(
+        error,
+        "KV_STAGING_FAILED",
+        `loading request ${requestId}`,
+      );
       log.warn("staging-load-failed", { requestId, code, error: message });
       const blockIds = order.device.length === 1 ? [...(order.device[0] ?? [])] : [];
-      failedReceiving.push({ requestId, code, message, failureType: "transfer_exception", blockIds });
+      failedReceiving.push({
+        requestId,
+        code,
+        message,
+        failureType: "transfer_exception",
+        blockIds,
+      });
       failedBlockIds.push(...blockIds);
     }
     loading.delete(requestId);
@@ -68,7 +99,10 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
     loaded();
   }
 
-  /** Translates invalid blocks: the connector reports ids of pool blocks, the engine expects ids of device blocks. */
+  /**
+   * Translates invalid blocks: the connector reports ids of pool blocks, the engine expects ids of
+   * device blocks.
+   */
   function onDevice(wireIds: readonly number[]): number[] {
     if (wireIds.length === 0) return [];
     const devices = new Map<number, number>();
@@ -111,7 +145,9 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
       }
     },
     take() {
-      const unverifiedReceiving = finishedReceiving.filter((requestId) => unverified.delete(requestId));
+      const unverifiedReceiving = finishedReceiving.filter((requestId) =>
+        unverified.delete(requestId),
+      );
       const output = {
         finishedSending,
         finishedReceiving,
@@ -127,7 +163,10 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
     },
     get reportable() {
       return (
-        finishedSending.length + finishedReceiving.length + failedReceiving.length + failedBlockIds.length
+        finishedSending.length +
+        finishedReceiving.length +
+        failedReceiving.length +
+        failedBlockIds.length
       );
     },
     outstanding: () => ({ loads: requests.size, loading: loading.size }),

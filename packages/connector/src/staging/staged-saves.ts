@@ -15,11 +15,15 @@ export interface Saves {
   openWith(config: KvCacheConfig): void;
   expect(order: StagedRequest): void;
   forget(requestId: string): void;
-  /** As `forget`, for a request that has ended. Logs an error when the engine never named its last tokens: peers read blocks that were not copied. */
+  /**
+   * As `forget`, for a request that has ended. Logs an error when the engine never named its last
+   * tokens: peers read blocks that were not copied.
+   */
   ended(requestId: string): void;
   /**
-   * Copies the blocks that were computed since the last call. A request that `computed` leaves out has no new tokens; one that it never named has all
-   * of them, and so has every request without `computed`. Waits for all copies, then throws if any failed.
+   * Copies the blocks that were computed since the last call. A request that `computed` leaves out
+   * has no new tokens; one that it never named has all of them, and so has every request without
+   * `computed`. Waits for all copies, then throws if any failed.
    */
   run(computed: Readonly<Record<string, number>> | undefined): Promise<void>;
   readonly size: number;
@@ -35,9 +39,14 @@ export interface SavesOptions {
 
 interface Saving {
   readonly order: StagedRequest;
-  /** Tokens, of those that the engine has named, whose blocks are copied as far as they are full. */
+  /**
+   * Tokens, of those that the engine has named, whose blocks are copied as far as they are full.
+   */
   savedTokens: number;
-  /** Tokens that the engine has computed, by its last word; undefined until it names the request, and again after a call that names none. */
+  /**
+   * Tokens that the engine has computed, by its last word; undefined until it names the request,
+   * and again after a call that names none.
+   */
   named: number | undefined;
 }
 
@@ -49,7 +58,8 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
     openWith(config) {
       blockTokens = groupBlockTokens(config);
     },
-    expect: (order) => void requests.set(order.requestId, { order, savedTokens: 0, named: undefined }),
+    expect: (order) =>
+      void requests.set(order.requestId, { order, savedTokens: 0, named: undefined }),
     forget: (requestId) => void requests.delete(requestId),
     ended(requestId) {
       const request = requests.get(requestId);
@@ -69,7 +79,8 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
           const tokens = Math.min(named ?? numTokens, numTokens);
           const begun = named === undefined ? 0 : savedTokens;
           if (tokens <= begun) return;
-          // A partial block is copied once it is full, or at the end of the prompt. Each group has blocks of its own size.
+          // A partial block is copied once it is full, or at the end of the prompt. Each group has
+          // blocks of its own size.
           const end = tokens === numTokens ? Math.ceil : Math.floor;
           const cut = (ids: BlockIds) =>
             ids.map((group, index) => {
@@ -91,7 +102,10 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
             onCopied?.({ requestId, direction: "save", wire, durationMs: clock.now() - startedMs });
           } catch (error) {
             span?.end(error);
-            failures.set(requestId, KvError.from(error, "KV_STAGING_FAILED", `saving request ${requestId}`));
+            failures.set(
+              requestId,
+              KvError.from(error, "KV_STAGING_FAILED", `saving request ${requestId}`),
+            );
           }
         }),
       );

@@ -20,8 +20,9 @@ export interface StagedSchedulerOptions {
 }
 
 /**
- * Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector sees only those. Errors: `KV_PLATFORM_UNSUPPORTED` for
- * groups whose blocks do not stand for tokens.
+ * Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector
+ * sees only those. Errors: `KV_PLATFORM_UNSUPPORTED` for groups whose blocks do not stand for
+ * tokens.
  */
 export function stagedScheduler(
   inner: SchedulerConnector,
@@ -29,7 +30,9 @@ export function stagedScheduler(
 ): SchedulerConnector {
   requireTokens(cache);
   const pool = createStagingPool(poolBlocks);
-  /** The tokens that D's requests had when the connector matched them: in all, and in each group. */
+  /**
+   * The tokens that D's requests had when the connector matched them: in all, and in each group.
+   */
   const hits = new Map<string, { readonly tokens: number; readonly byGroup: readonly number[] }>();
   let saves: StagedRequest[] = [];
   let saved: string[] = [];
@@ -37,7 +40,10 @@ export function stagedScheduler(
   let over: string[] = [];
 
   const blockTokens = groupBlockTokens(cache);
-  /** Of each group, the blocks that hold the tokens from its own `from` to `until`: the index of the first, and the end. */
+  /**
+   * Of each group, the blocks that hold the tokens from its own `from` to `until`: the index of the
+   * first, and the end.
+   */
   const spansOf = (from: readonly number[], until: number): readonly Span[] =>
     blockTokens.map((tokens, group) =>
       cache.groups[group]?.enableKvTransfer === false
@@ -53,8 +59,15 @@ export function stagedScheduler(
     pool.free(requestId);
   }
 
-  /** Takes the request's pool blocks, or has the engine wait: a request waits before it has device blocks, and then within its timeout. */
-  function orWait(matched: MatchedTokens, requestId: string, spans: readonly Span[]): MatchedTokens {
+  /**
+   * Takes the request's pool blocks, or has the engine wait: a request waits before it has device
+   * blocks, and then within its timeout.
+   */
+  function orWait(
+    matched: MatchedTokens,
+    requestId: string,
+    spans: readonly Span[],
+  ): MatchedTokens {
     const wire = pool.take(requestId, countsOf(spans));
     return wire === undefined ? { ...matched, wait: true } : matched;
   }
@@ -63,7 +76,8 @@ export function stagedScheduler(
     const { requestId, numPromptTokens } = request;
     const spans = spansOf([], numPromptTokens);
     const wire = pool.take(requestId, countsOf(spans));
-    // The engine does not support `wait`. Refuse the request: there is no pool block for what it would compute.
+    // The engine does not support `wait`. Refuse the request: there is no pool block for what it
+    // would compute.
     if (wire === undefined) throw notAdmitted(requestId);
     const device = within(blockIds, spans);
     saves = saves.filter((save) => save.requestId !== requestId);
@@ -78,7 +92,10 @@ export function stagedScheduler(
 
   function consume(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
     const { requestId } = request;
-    const { tokens, byGroup } = hits.get(requestId) ?? { tokens: 0, byGroup: blockTokens.map(() => 0) };
+    const { tokens, byGroup } = hits.get(requestId) ?? {
+      tokens: 0,
+      byGroup: blockTokens.map(() => 0),
+    };
     const numTokens = tokens + externalTokens;
     const spans = spansOf(byGroup, numTokens);
     const device = within(blockIds, spans);
@@ -116,13 +133,16 @@ export function stagedScheduler(
       const matched = inner.matchedTokens(request, numComputedTokens, computedTokens);
       if (matched.wait === true) return matched;
       if (matched.tokens > 0) {
-        // The engine's prefix cache has changed since the request began to wait: it needs another number of blocks.
+        // The engine's prefix cache has changed since the request began to wait: it needs another
+        // number of blocks.
         const byGroup = computedTokens ?? blockTokens.map(() => numComputedTokens);
         if (hits.get(requestId)?.byGroup.join() !== byGroup.join()) pool.free(requestId);
         hits.set(requestId, { tokens: numComputedTokens, byGroup });
         return orWait(matched, requestId, spansOf(byGroup, numComputedTokens + matched.tokens));
       }
-      return isProduced(request) ? orWait(matched, requestId, spansOf([], numPromptTokens)) : matched;
+      return isProduced(request)
+        ? orWait(matched, requestId, spansOf([], numPromptTokens))
+        : matched;
     },
     afterAllocation(request, blockIds, externalTokens) {
       if (externalTokens > 0) consume(request, blockIds, externalTokens);
@@ -148,10 +168,15 @@ export function stagedScheduler(
       );
       inner.applyWorkerOutput(output);
       for (const requestId of output.finishedSending) release(requestId);
-      for (const requestId of output.finishedReceiving) if (!atRisk.has(requestId)) release(requestId);
+      for (const requestId of output.finishedReceiving)
+        if (!atRisk.has(requestId)) release(requestId);
     },
     hasPendingWork: () => saves.length + loads.length + over.length > 0 || inner.hasPendingWork(),
-    outstanding: () => ({ ...inner.outstanding(), stagedBlocks: pool.held, stagingWaits: pool.waiting }),
+    outstanding: () => ({
+      ...inner.outstanding(),
+      stagedBlocks: pool.held,
+      stagingWaits: pool.waiting,
+    }),
     async close() {
       pool.clear();
       await inner.close();
@@ -162,12 +187,16 @@ export function stagedScheduler(
 /** Index of the first block, and the end, in a list of blocks by position in the prompt. */
 type Span = readonly [first: number, end: number];
 
-const countsOf = (spans: readonly Span[]): readonly number[] => spans.map(([first, end]) => end - first);
+const countsOf = (spans: readonly Span[]): readonly number[] =>
+  spans.map(([first, end]) => end - first);
 
 const within = (blockIds: BlockIds, spans: readonly Span[]): BlockIds =>
   blockIds.map((ids, group) => ids.slice(...(spans[group] ?? [0, 0])));
 
-/** Pool blocks in place of the prompt's blocks, from the begin of each span; block 0 fills the places before. */
+/**
+ * Pool blocks in place of the prompt's blocks, from the begin of each span; block 0 fills the
+ * places before.
+ */
 function inPlace(wire: BlockIds, spans: readonly Span[]): BlockIds {
   return wire.map((ids, group) => [...new Array<number>(spans[group]?.[0] ?? 0).fill(0), ...ids]);
 }
@@ -181,7 +210,10 @@ function requireTokens({ groups }: KvCacheConfig): void {
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
       `group ${group} of the KV cache is "${kind}": its blocks do not stand for tokens of the prompt, and such blocks cannot be staged`,
-      { hint: "serve this model on a platform that registers its memory directly", details: { group, kind } },
+      {
+        hint: "serve this model on a platform that registers its memory directly",
+        details: { group, kind },
+      },
     );
   }
 }
@@ -190,7 +222,10 @@ function isProduced({ kvTransferParams }: ConnectorRequest): boolean {
   return kvTransferParams?.["do_remote_decode"] === true;
 }
 
-/** Each pool block with its device block. Errors: `KV_STAGING_FAILED` where the engine has not allocated all blocks: the others would never be copied. */
+/**
+ * Each pool block with its device block. Errors: `KV_STAGING_FAILED` where the engine has not
+ * allocated all blocks: the others would never be copied.
+ */
 function paired(requestId: string, device: BlockIds, wire: BlockIds): StagedBlocks {
   for (const [group, ids] of wire.entries()) {
     const given = device[group]?.length ?? 0;

@@ -24,8 +24,14 @@ export interface StagedWorkerOptions {
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
-/** Worker side of a staged connector. The inner connector registers the pool; a received request is copied to the device before it is reported. */
-export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOptions): WorkerConnector {
+/**
+ * Worker side of a staged connector. The inner connector registers the pool; a received request is
+ * copied to the device before it is reported.
+ */
+export function stagedWorker(
+  inner: WorkerConnector,
+  options: StagedWorkerOptions,
+): WorkerConnector {
   const { platform, transport, poolBlocks } = options;
   let staging: Staging | undefined;
   const listeners: (() => void)[] = [];
@@ -41,7 +47,9 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
   const saves = createSaves({ ...options, staging: opened });
   const loads = createLoads({ ...options, staging: opened, loaded: notifyListeners });
 
-  /** Starts the copy to the device as soon as a transfer is done, not with the engine's next step. */
+  /**
+   * Starts the copy to the device as soon as a transfer is done, not with the engine's next step.
+   */
   function collect(): void {
     loads.landed(inner.collectFinished());
     if (loads.reportable > 0) notifyListeners();
@@ -51,9 +59,13 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
   return {
     name: inner.name,
     async registerKvCaches(caches) {
-      if (staging !== undefined) throw new KvError("KV_INTERNAL", "registerKvCaches was called before");
+      if (staging !== undefined)
+        throw new KvError("KV_INTERNAL", "registerKvCaches was called before");
       if (platform.createStaging === undefined) {
-        throw new KvError("KV_PLATFORM_UNSUPPORTED", `platform ${platform.deviceType} has no staging`);
+        throw new KvError(
+          "KV_PLATFORM_UNSUPPORTED",
+          `platform ${platform.deviceType} has no staging`,
+        );
       }
       const { config } = caches;
       const { clock } = options;
@@ -88,7 +100,8 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
     },
     outstanding: () => ({ ...inner.outstanding(), saves: saves.size, ...loads.outstanding() }),
     async close() {
-      // Deregister the pool from the transport first. Copies in progress keep their memory until they are done.
+      // Deregister the pool from the transport first. Copies in progress keep their memory until
+      // they are done.
       await inner.close();
       await loads.settled();
       await staging?.close();

@@ -14,15 +14,19 @@ import type { StagingCopied } from "./staging-step.js";
 export interface StagedOptions {
   /** The platform; it must implement `createStaging`. */
   readonly platform: Platform;
-  /** Blocks of each rank's pool, including block 0, which is never allocated. `stagingPoolBlocks` computes the number from bytes. */
+  /**
+   * Blocks of each rank's pool, including block 0, which is never allocated. `stagingPoolBlocks`
+   * computes the number from bytes.
+   */
   readonly poolBlocks: number;
   /** Called after the copies of a request between pool and device. @default undefined */
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
 /**
- * Wraps a connector with host staging: a bounded pool of host buffers is registered and announced to peers, and blocks are copied
- * between the pool and the device. The inner connector sees only host memory. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
+ * Wraps a connector with host staging: a bounded pool of host buffers is registered and announced
+ * to peers, and blocks are copied between the pool and the device. The inner connector sees only
+ * host memory. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
  */
 export function staged(module: ConnectorModule, options: StagedOptions): ConnectorModule {
   const { platform, poolBlocks, onCopied } = options;
@@ -38,7 +42,10 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
       refuseLayerwise(given.config);
       refuseReadback(given.config);
       refuseContextParallel(given.engine);
-      return stagedScheduler(await module.createScheduler(given), { cache: given.cache, poolBlocks });
+      return stagedScheduler(await module.createScheduler(given), {
+        cache: given.cache,
+        poolBlocks,
+      });
     },
     async createWorker(given) {
       refuseLayerwise(given.config);
@@ -48,7 +55,10 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
       );
       if (direct !== undefined) {
         // Log it: the transport could read device memory without these copies.
-        log.info("staging-where-direct-registration-is-known", { device: platform.deviceType, ...direct });
+        log.info("staging-where-direct-registration-is-known", {
+          device: platform.deviceType,
+          ...direct,
+        });
       }
       // The inner connector registers host memory.
       const inside = await module.createWorker({
@@ -61,7 +71,10 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
   };
 }
 
-/** A decode worker's pool blocks hold the prompt and not the output, and a prefill worker copies blocks out of the device only. */
+/**
+ * A decode worker's pool blocks hold the prompt and not the output, and a prefill worker copies
+ * blocks out of the device only.
+ */
 function refuseReadback({ extra }: KvTransferConfig): void {
   if (extra.bidirectional_kv_xfer !== true) return;
   throw new KvError(
@@ -77,11 +90,17 @@ function refuseContextParallel({ dcpSize = 1 }: EngineIdentity): void {
   throw new KvError(
     "KV_PLATFORM_UNSUPPORTED",
     `this engine has decode context parallelism of ${dcpSize}, and the KV cache is staged: each rank's pool holds whole sequences`,
-    { hint: "leave it out, or use a platform that registers its memory directly", details: { dcpSize } },
+    {
+      hint: "leave it out, or use a platform that registers its memory directly",
+      details: { dcpSize },
+    },
   );
 }
 
-/** Blocks are copied into the pool with all their layers, after the forward pass: no layer can be transferred while later ones are computed. */
+/**
+ * Blocks are copied into the pool with all their layers, after the forward pass: no layer can be
+ * transferred while later ones are computed.
+ */
 function refuseLayerwise({ extra, role }: KvTransferConfig): void {
   if (extra.push_layerwise !== true || role === "kv_consumer") return;
   throw new KvError(

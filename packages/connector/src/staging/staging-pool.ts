@@ -1,8 +1,9 @@
 import { type BlockIds, type KvCaches, KvError } from "@kv/interface";
 
 /**
- * Allocates the blocks of a staging pool. A request gets all of its blocks at once or waits in a first-come, first-served queue. A request
- * that does not fit blocks those behind it; otherwise a large prompt could wait forever.
+ * Allocates the blocks of a staging pool. A request gets all of its blocks at once or waits in a
+ * first-come, first-served queue. A request that does not fit blocks those behind it; otherwise a
+ * large prompt could wait forever.
  */
 export interface StagingPool {
   /** Blocks that can be allocated: all except block 0. */
@@ -10,8 +11,9 @@ export interface StagingPool {
   readonly held: number;
   readonly waiting: number;
   /**
-   * Allocates the given number of blocks per KV cache group. Returns undefined while the request waits; the blocks are its own as soon as they are
-   * free. A second call for the same request returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
+   * Allocates the given number of blocks per KV cache group. Returns undefined while the request
+   * waits; the blocks are its own as soon as they are free. A second call for the same request
+   * returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
    */
   take(requestId: string, counts: readonly number[]): BlockIds | undefined;
   of(requestId: string): BlockIds | undefined;
@@ -22,9 +24,13 @@ export interface StagingPool {
 
 export function createStagingPool(poolBlocks: number): StagingPool {
   if (!Number.isSafeInteger(poolBlocks) || poolBlocks < 2) {
-    throw new KvError("KV_STAGING_FAILED", `a staging pool of ${poolBlocks} blocks has none to allocate`, {
-      hint: "give the pool at least the blocks of one prompt, plus block 0",
-    });
+    throw new KvError(
+      "KV_STAGING_FAILED",
+      `a staging pool of ${poolBlocks} blocks has none to allocate`,
+      {
+        hint: "give the pool at least the blocks of one prompt, plus block 0",
+      },
+    );
   }
   const capacity = poolBlocks - 1;
   const taken = new Uint8Array(poolBlocks);
@@ -70,7 +76,10 @@ export function createStagingPool(poolBlocks: number): StagingPool {
         throw new KvError(
           "KV_STAGING_FAILED",
           `request ${requestId} needs ${wanted} blocks of the staging pool, which has ${capacity}`,
-          { hint: "give the pool more host memory, or send shorter prompts", details: { wanted, capacity } },
+          {
+            hint: "give the pool more host memory, or send shorter prompts",
+            details: { wanted, capacity },
+          },
         );
       }
       if (queue.size === 0 && wanted <= capacity - held) return allocate(requestId, counts);
@@ -100,7 +109,10 @@ function total(counts: readonly number[]): number {
   return counts.reduce((sum, count) => sum + count, 0);
 }
 
-/** `count` free ids: one consecutive run if there is one, because transports merge consecutive blocks; otherwise the lowest. Block 0 is never allocated. */
+/**
+ * `count` free ids: one consecutive run if there is one, because transports merge consecutive
+ * blocks; otherwise the lowest. Block 0 is never allocated.
+ */
 function chooseFree(taken: Uint8Array, count: number): number[] {
   let run = 0;
   for (let id = 1; id < taken.length; id++) {
@@ -112,7 +124,10 @@ function chooseFree(taken: Uint8Array, count: number): number[] {
   return ids;
 }
 
-/** Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches. Errors: `KV_STAGING_FAILED` for fewer than two. */
+/**
+ * Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches. Errors:
+ * `KV_STAGING_FAILED` for fewer than two.
+ */
 export function stagingPoolBlocks(caches: KvCaches, poolLengthBytes: number): number {
   const blockLengthBytes = caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
   const blocks = Math.floor(poolLengthBytes / blockLengthBytes);

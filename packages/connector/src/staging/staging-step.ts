@@ -1,10 +1,18 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 
-/** Staging instructions from the scheduler side to the workers, under `staging` in the step's metadata; absent when there are none. */
+/**
+ * Staging instructions from the scheduler side to the workers, under `staging` in the step's
+ * metadata; absent when there are none.
+ */
 export interface StagingOrders {
-  /** Prefill: running requests, whose blocks are copied into the pool as their prompt is computed. */
+  /**
+   * Prefill: running requests, whose blocks are copied into the pool as their prompt is computed.
+   */
   readonly saves: readonly StagedRequest[];
-  /** Prefill: requests that no longer run and have nothing more to copy; their pool blocks still wait for readers. */
+  /**
+   * Prefill: requests that no longer run and have nothing more to copy; their pool blocks still
+   * wait for readers.
+   */
   readonly saved: readonly string[];
   /** Decode: requests whose KV will be transferred into the pool and then copied to the device. */
   readonly loads: readonly StagedRequest[];
@@ -22,15 +30,21 @@ export interface StagedRequest {
   readonly traceparent?: string | undefined;
 }
 
-/** Reads the staging instructions of a step. Errors: `KV_INTERNAL` when the key holds anything else. */
+/**
+ * Reads the staging instructions of a step. Errors: `KV_INTERNAL` when the key holds anything else.
+ */
 export function stagingOrders(step: StepMetadata): StagingOrders | undefined {
   const { staging } = step;
   if (staging === undefined) return undefined;
   const { saves, saved, loads, over } = (staging ?? {}) as Partial<StagingOrders>;
   if ([saves, saved, loads, over].every(Array.isArray)) return staging as StagingOrders;
-  throw new KvError("KV_INTERNAL", `step ${step.step}: its metadata has something else under "staging"`, {
-    hint: "put staged() of the same version around both sides",
-  });
+  throw new KvError(
+    "KV_INTERNAL",
+    `step ${step.step}: its metadata has something else under "staging"`,
+    {
+      hint: "put staged() of the same version around both sides",
+    },
+  );
 }
 
 /** The copies of one request in one step. */

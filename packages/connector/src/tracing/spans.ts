@@ -8,7 +8,10 @@ export interface SpanPlace {
   readonly parent: string | undefined;
 }
 
-/** The `traceparent` as a member of a step's plain data: none where there is no trace, because plain data has no undefined members. */
+/**
+ * The `traceparent` as a member of a step's plain data: none where there is no trace, because plain
+ * data has no undefined members.
+ */
 export function traceMember(traceparent: string | undefined): { readonly traceparent?: string } {
   return traceparent === undefined ? {} : { traceparent };
 }

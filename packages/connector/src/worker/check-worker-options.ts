@@ -1,6 +1,9 @@
 import { KvError, type WorkerOptions } from "@kv/interface";
 
-/** Refuses what the connector does not work with. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
+/**
+ * Refuses what the connector does not work with. Errors: `KV_TRANSPORT_UNSUPPORTED`,
+ * `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ */
 export function checkWorkerOptions(options: WorkerOptions, connector: CheckedConnector): void {
   checkTransport(options, connector);
   checkPlatform(options);

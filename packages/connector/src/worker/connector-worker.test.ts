@@ -10,7 +10,10 @@ import { METRICS } from "../metrics/metric-names.js";
 import { cpuPlatform } from "../platforms/cpu-platform.js";
 import { createConnectorWorker, type WorkerContext } from "./connector-worker.js";
 
-/** Opens a worker with this `kv_connector_extra_config`: the options of its agent, what its halves get, and its handshake payload. */
+/**
+ * Opens a worker with this `kv_connector_extra_config`: the options of its agent, what its halves
+ * get, and its handshake payload.
+ */
 async function opened(extra: Readonly<Record<string, unknown>>) {
   const network = memoryNetwork();
   const transport = memoryTransport({ network });
@@ -90,7 +93,11 @@ test("both halves get the settings, the engine's tracer and its metrics; peers a
 
 test.each([
   ["read", { read: false }, "stub needs READs and notifications; transport memory has no READs"],
-  ["write", { write: false }, "stub needs WRITEs and notifications; transport memory has no WRITEs"],
+  [
+    "write",
+    { write: false },
+    "stub needs WRITEs and notifications; transport memory has no WRITEs",
+  ],
   ["read", { notifications: false }, "transport memory has no notifications"],
   ["read", { write: false }, undefined],
   ["write", { read: false }, undefined],
@@ -109,7 +116,9 @@ test.each([
         sideChannel: memorySideChannel({ network }),
       },
       {
-        ...{ name: "stub", transferMode: "pull", operation },
+        name: "stub",
+        transferMode: "pull",
+        operation,
         orders: (step) => step,
         createHalves: () => expect.fail("not opened"),
       },

@@ -30,7 +30,9 @@ import type { ReceiveError, ReceiveFailedOptions } from "./receive-error.js";
 
 /** What both halves of a connector's worker share. */
 export interface WorkerContext extends PeerContext {
-  /** Whether the engine's cache has one KV cache group, so that a block id alone identifies a block. */
+  /**
+   * Whether the engine's cache has one KV cache group, so that a block id alone identifies a block.
+   */
   readonly hasSingleGroup: boolean;
   /** What the worker reports to the engine. */
   readonly output: WorkerOutputQueue;
@@ -42,7 +44,10 @@ export interface WorkerContext extends PeerContext {
 export interface WorkerHalf<Orders> {
   /** Takes the orders of a step. Never waits for a peer. */
   step(orders: Orders): void;
-  /** Takes a notification of the agent `from`. Returns false for one that is not for this half. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+  /**
+   * Takes a notification of the agent `from`. Returns false for one that is not for this half.
+   * Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+   */
   notified?(notification: KvNotification, from: string): boolean;
   /** As `WorkerConnector.layerComputed`. */
   layerComputed?(layer: ComputedLayer): void;
@@ -54,8 +59,9 @@ export interface WorkerHalf<Orders> {
     close(): Promise<void>;
   };
   /**
-   * Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. With a reason, the worker goes on later: each request is reported, as
-   * failed with this reason or as sent.
+   * Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. With a
+   * reason, the worker goes on later: each request is reported, as failed with this reason or as
+   * sent.
    */
   close?(reason?: KvError): Promise<void>;
   /** Called after the remote engines were closed. */
@@ -82,8 +88,9 @@ export interface ConnectorWorkerOptions<Orders> {
 }
 
 /**
- * The worker side of a connector, one per rank, around one agent: it registers memory, serves the handshake metadata, passes steps and
- * notifications to P's and D's half, and closes everything in the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
+ * The worker side of a connector, one per rank, around one agent: it registers memory, serves the
+ * handshake metadata, passes steps and notifications to P's and D's half, and closes everything in
+ * the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
  * `KV_CONFIG_INVALID`.
  */
 export function createConnectorWorker<Orders>(
@@ -211,7 +218,10 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     notification: KvNotification,
     from: string,
   ): void {
-    if (decode.notified?.(notification, from) === true || prefill.notified?.(notification, from) === true)
+    if (
+      decode.notified?.(notification, from) === true ||
+      prefill.notified?.(notification, from) === true
+    )
       return;
     context.metrics.notificationIgnored();
     const event = `notification-not-for-${this.name}`;
@@ -224,7 +234,10 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     const caches = transferredCaches(given);
     const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random, tracer } = ambient(this.#options);
-    const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, { clock, log });
+    const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, {
+      clock,
+      log,
+    });
     const agent = await transport.createAgent({
       name: random.uuid(),
       backends: config.backends.length === 0 ? undefined : config.backends,
@@ -267,7 +280,9 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         remoteAgents: new SharedRemoteAgents(agent),
       };
       const open = { context, registrations, ...this.#connector.createHalves(context) };
-      receiveNotifications(context, (notification, from) => this.#notified(open, notification, from));
+      receiveNotifications(context, (notification, from) =>
+        this.#notified(open, notification, from),
+      );
       return open;
     } catch (error) {
       await agent.close();
@@ -276,7 +291,10 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   }
 }
 
-/** Closes both halves, the remote engines and the agent, in this order. `reason` as in `WorkerHalf.close`. */
+/**
+ * Closes both halves, the remote engines and the agent, in this order. `reason` as in
+ * `WorkerHalf.close`.
+ */
 async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): Promise<void> {
   const { context, registrations } = open;
   const halves = [open.prefill, open.decode];
@@ -317,8 +335,8 @@ export class WorkerOutputQueue {
   }
 
   /**
-   * D: the request's KV is in place, or the engine aborted the request and its blocks are free to use. `isVerified`: P has compared the prompts, or
-   * nothing of the KV will be used.
+   * D: the request's KV is in place, or the engine aborted the request and its blocks are free to
+   * use. `isVerified`: P has compared the prompts, or nothing of the KV will be used.
    */
   received(requestId: string, isVerified: boolean): void {
     this.#finishedReceiving.push(requestId);
@@ -366,11 +384,18 @@ export class WorkerOutputQueue {
   /** Returns all reports since the last call. */
   take(): WorkerOutput {
     if (this.#isHeld)
-      return { finishedSending: [], finishedReceiving: [], failedReceiving: [], failedBlockIds: [] };
+      return {
+        finishedSending: [],
+        finishedReceiving: [],
+        failedReceiving: [],
+        failedBlockIds: [],
+      };
     const output: WorkerOutput = {
       finishedSending: this.#finishedSending,
       finishedReceiving: this.#finishedReceiving,
-      ...(this.#unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving: this.#unverifiedReceiving }),
+      ...(this.#unverifiedReceiving.length === 0
+        ? {}
+        : { unverifiedReceiving: this.#unverifiedReceiving }),
       failedReceiving: this.#failedReceiving,
       failedBlockIds: [...this.#failedBlockIds],
     };

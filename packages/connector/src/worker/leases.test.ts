@@ -77,8 +77,13 @@ describe("leases", () => {
       },
     };
     const expired: string[] = [];
-    const leases = new Leases({ clock: skewed, extensionMs: 1, onExpired: (id) => expired.push(id) });
-    // The skewed clock has smaller values, hence a finer resolution: adding the remaining time to the base clock rounds it away.
+    const leases = new Leases({
+      clock: skewed,
+      extensionMs: 1,
+      onExpired: (id) => expired.push(id),
+    });
+    // The skewed clock has smaller values, hence a finer resolution: adding the remaining time to
+    // the base clock rounds it away.
     for (let i = 0; i < 2000; i++) {
       leases.grant(`r${i}`, { expiresAtMs: skewed.now() + 1 + Math.sqrt(i) });
       base.advance(Math.SQRT1_2);

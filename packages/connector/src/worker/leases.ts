@@ -6,8 +6,8 @@ export interface LeaseTerms {
   /** End of the lease on the local clock, in ms; heartbeats extend it. */
   readonly expiresAtMs: number;
   /**
-   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. It comes from `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, for D's
-   * of versions that send no heartbeats.
+   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. It comes
+   * from `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, for D's of versions that send no heartbeats.
    */
   readonly unattendedExpiresAtMs?: number | undefined;
   /** Parent of the lease's span. */
@@ -18,7 +18,10 @@ export interface LeaseTerms {
 export interface LeasesOptions {
   /** Times the leases. */
   readonly clock: Clock;
-  /** How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the lease. */
+  /**
+   * How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the
+   * lease.
+   */
   readonly extensionMs: number;
   /** Gets a span for each lease, with an event for each extension. @default undefined */
   readonly tracer?: Tracer | undefined;
@@ -36,8 +39,9 @@ interface Lease {
 }
 
 /**
- * How long P's worker keeps the blocks of finished requests for their readers. A lease starts at the engine's `requestFinished`; a heartbeat
- * makes its end `max(end, now + extension)`, as in vLLM 0.33 (lease 30 s, heartbeats every sixth, extension two thirds of it).
+ * How long P's worker keeps the blocks of finished requests for their readers. A lease starts at
+ * the engine's `requestFinished`; a heartbeat makes its end `max(end, now + extension)`, as in vLLM
+ * 0.33 (lease 30 s, heartbeats every sixth, extension two thirds of it).
  */
 export class Leases {
   readonly #options: LeasesOptions;
@@ -67,7 +71,10 @@ export class Leases {
     this.#arm(id, lease);
   }
 
-  /** Extends the leases that a heartbeat names. Ids without a lease are ignored: it has ended, or its step has not arrived yet. */
+  /**
+   * Extends the leases that a heartbeat names. Ids without a lease are ignored: it has ended, or
+   * its step has not arrived yet.
+   */
   extend(ids: Iterable<string>): void {
     const extendedMs = this.#options.clock.now() + this.#options.extensionMs;
     for (const id of ids) {
@@ -76,7 +83,8 @@ export class Leases {
       lease.isAttended = true;
       lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
       lease.span?.event("extended", { "kv.lease.extension_ms": this.#options.extensionMs });
-      // A timer that fires too early checks again, which is cheaper than moving it at each heartbeat. Only a timer that is too late must move.
+      // A timer that fires too early checks again, which is cheaper than moving it at each
+      // heartbeat. Only a timer that is too late must move.
       if (lease.attendedMs < lease.timerAtMs) this.#arm(id, lease);
     }
   }
@@ -121,7 +129,8 @@ export class Leases {
     const { clock } = this.#options;
     lease.timer?.cancel();
     lease.timerAtMs = end(lease);
-    // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again and again.
+    // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again
+    // and again.
     const delayMs = Math.max(0, Math.ceil(lease.timerAtMs - clock.now()));
     lease.timer = clock.setTimer(() => this.#check(id, lease), delayMs);
   }
@@ -132,22 +141,29 @@ export class Leases {
       return;
     }
     this.#leases.delete(id);
-    lease.span?.end(new KvError("KV_LEASE_EXPIRED", "the lease ended before every reader was done"));
+    lease.span?.end(
+      new KvError("KV_LEASE_EXPIRED", "the lease ended before every reader was done"),
+    );
     this.#options.onExpired(id);
   }
 }
 
 /**
- * The terms of a lease order on this worker's clock. The scheduler may run in another process with another clock origin; the delay of the
- * step makes the lease longer, which is safe.
+ * The terms of a lease order on this worker's clock. The scheduler may run in another process with
+ * another clock origin; the delay of the step makes the lease longer, which is safe.
  */
-export function localLeaseTerms(order: LeaseOrder, schedulerClockMs: number, nowMs: number): LeaseTerms {
+export function localLeaseTerms(
+  order: LeaseOrder,
+  schedulerClockMs: number,
+  nowMs: number,
+): LeaseTerms {
   const toLocalMs = (atMs: number) => nowMs + (atMs - schedulerClockMs);
   const { expiresAtMs, unattendedExpiresAtMs, traceparent } = order;
   return {
     traceparent,
     expiresAtMs: toLocalMs(expiresAtMs),
-    unattendedExpiresAtMs: unattendedExpiresAtMs === undefined ? undefined : toLocalMs(unattendedExpiresAtMs),
+    unattendedExpiresAtMs:
+      unattendedExpiresAtMs === undefined ? undefined : toLocalMs(unattendedExpiresAtMs),
   };
 }
 

@@ -15,14 +15,18 @@ export interface GuardedRequest {
 export interface MessageGuardOptions {
   /** `require_kv_peer`: messages without a capability act on nothing. */
   readonly requiresKvPeer: boolean;
-  /** Gets one warning when a message in vLLM's form acts on a request, and one when a message is refused; further refusals are for `debug`. */
+  /**
+   * Gets one warning when a message in vLLM's form acts on a request, and one when a message is
+   * refused; further refusals are for `debug`.
+   */
   readonly log: Log;
 }
 
 /**
- * Decides whether a peer's message may act on a request of P: free its blocks or extend its lease. A message with a capability must have the
- * request's. One without, in vLLM's form, is accepted only where plain vLLM peers are, and only until a peer has proved that it holds the
- * request's parameters: the request then belongs to an `@kv` D, which does not send this form.
+ * Decides whether a peer's message may act on a request of P: free its blocks or extend its lease.
+ * A message with a capability must have the request's. One without, in vLLM's form, is accepted
+ * only where plain vLLM peers are, and only until a peer has proved that it holds the request's
+ * parameters: the request then belongs to an `@kv` D, which does not send this form.
  */
 export class MessageGuard {
   readonly #options: MessageGuardOptions;
@@ -33,7 +37,10 @@ export class MessageGuard {
     this.#options = options;
   }
 
-  /** Whether the message from the agent `from` may act on the request. `capability` is the message's; undefined for vLLM's form. */
+  /**
+   * Whether the message from the agent `from` may act on the request. `capability` is the
+   * message's; undefined for vLLM's form.
+   */
   mayAct(request: GuardedRequest, capability: string | undefined, from: string): boolean {
     const { log, requiresKvPeer } = this.#options;
     const { requestId } = request;
@@ -56,7 +63,8 @@ export class MessageGuard {
         from,
         consequence:
           "whoever reaches this agent and knows a request id can free or hold the request's blocks",
-        remedy: "set kv_connector_extra_config.require_kv_peer to true where all decode workers are @kv",
+        remedy:
+          "set kv_connector_extra_config.require_kv_peer to true where all decode workers are @kv",
       });
     }
     return true;

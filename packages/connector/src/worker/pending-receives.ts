@@ -18,7 +18,10 @@ export interface ReceiveOrderBase {
 
 /** Receives one request's KV. */
 export interface Receiver<Order extends ReceiveOrderBase> {
-  /** Settles when nothing can touch the request's blocks any more; rejects (best with a `ReceiveError`) when the KV did not arrive. */
+  /**
+   * Settles when nothing can touch the request's blocks any more; rejects (best with a
+   * `ReceiveError`) when the KV did not arrive.
+   */
   run(receive: PendingReceive<Order>): Promise<void>;
   /** Called after `run`, before the outcome is reported. `error` is undefined after a success. */
   ended?(receive: PendingReceive<Order>, error: ReceiveError | undefined): void;
@@ -44,11 +47,17 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   #timer: Timer;
   /** Whether the failure was reported before the blocks were safe. */
   isReported = false;
-  /** Whether the engine aborted the request. It then waits for the blocks, and gets no failure report. */
+  /**
+   * Whether the engine aborted the request. It then waits for the blocks, and gets no failure
+   * report.
+   */
   isAborted = false;
   /** Whether P has compared the prompt with the one that it computed. Set by the receiver. */
   isVerified = false;
-  /** The engine that the blocks were registered with; undefined where none is open yet, and in pull. Set by the receiver. */
+  /**
+   * The engine that the blocks were registered with; undefined where none is open yet, and in pull.
+   * Set by the receiver.
+   */
   engine: OpenEngine | undefined;
 
   constructor(order: Order, options: PendingReceivesOptions) {
@@ -83,13 +92,19 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     this.#controller.abort(reason);
   }
 
-  /** Ends the receive because the engine aborted the request: only the return of the blocks is reported. */
+  /**
+   * Ends the receive because the engine aborted the request: only the return of the blocks is
+   * reported.
+   */
   abort(reason: KvError): void {
     this.isAborted = true;
     this.#controller.abort(reason);
   }
 
-  /** Reports the failure early: a peer may still write to the blocks. They are reported as safe when `run` settles. */
+  /**
+   * Reports the failure early: a peer may still write to the blocks. They are reported as safe when
+   * `run` settles.
+   */
   reportBlocksAtRisk(error: ReceiveError): void {
     if (this.isAborted) return;
     this.isReported = true;
@@ -115,7 +130,9 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   #deadline(timeoutMs: number): Timer {
     const { clock } = this.#options;
     const leftMs = Math.max(0, this.#startedMs + timeoutMs - clock.now());
-    return clock.setTimer(() => this.fail(timeoutError(this.order, timeoutMs)), leftMs, { ref: true });
+    return clock.setTimer(() => this.fail(timeoutError(this.order, timeoutMs)), leftMs, {
+      ref: true,
+    });
   }
 
   /** Stops the deadline. */
@@ -125,7 +142,10 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 }
 
-/** The requests whose KV D's worker is receiving. Each runs independently, and its outcome is in the worker's output at its deadline at the latest. */
+/**
+ * The requests whose KV D's worker is receiving. Each runs independently, and its outcome is in the
+ * worker's output at its deadline at the latest.
+ */
 export class PendingReceives<Order extends ReceiveOrderBase> {
   readonly #options: PendingReceivesOptions;
   readonly #receiver: Receiver<Order>;
@@ -137,7 +157,10 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#receiver = receiver;
   }
 
-  /** Starts a receive. A second order for the same request is logged and ignored: two transfers must not fill the same blocks. */
+  /**
+   * Starts a receive. A second order for the same request is logged and ignored: two transfers must
+   * not fill the same blocks.
+   */
   start(order: Order): void {
     const { log, tasks } = this.#options;
     const { requestId } = order;
@@ -169,7 +192,9 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     return this.#receives.values();
   }
 
-  /** Reports nothing from now on: a receive may end although a peer can still write to its blocks. */
+  /**
+   * Reports nothing from now on: a receive may end although a peer can still write to its blocks.
+   */
   abandonAll(): void {
     this.#isAbandoned = true;
   }
@@ -202,12 +227,18 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
   }
 }
 
-function timeoutError({ requestId, remote: { engineId } }: ReceiveOrderBase, timeoutMs: number): KvError {
+function timeoutError(
+  { requestId, remote: { engineId } }: ReceiveOrderBase,
+  timeoutMs: number,
+): KvError {
   const message = `the KV of request ${requestId} did not arrive from engine ${engineId} within ${timeoutMs} ms`;
   return new KvError("KV_REQUEST_TIMEOUT", message, { details: { engineId, timeoutMs } });
 }
 
-/** The pass over D's blocks after a request's last byte has landed: it reorders heads and tokens and zeroes uncovered tokens. */
+/**
+ * The pass over D's blocks after a request's last byte has landed: it reorders heads and tokens and
+ * zeroes uncovered tokens.
+ */
 export class ReceivePass {
   readonly #caches: KvCaches;
   /** Bytes of each region, once a request needed them. */
@@ -218,8 +249,9 @@ export class ReceivePass {
   }
 
   /**
-   * Applies a request's pass; no effect when the plan needs none. In device memory it zeroes with `Memory.scatter`: the plan has put the bytes in order. Rejects
-   * with `KV_PLATFORM_UNSUPPORTED` for device memory without `scatter`, and with the errors of `scatter`.
+   * Applies a request's pass; no effect when the plan needs none. In device memory it zeroes with
+   * `Memory.scatter`: the plan has put the bytes in order. Rejects with `KV_PLATFORM_UNSUPPORTED`
+   * for device memory without `scatter`, and with the errors of `scatter`.
    */
   async apply({ plan }: RemoteEngine, { receivePass }: RequestPlan): Promise<void> {
     if (receivePass === undefined) return;
@@ -249,7 +281,10 @@ function viewOf({
 }
 
 /** Zeroes rows `[offset from the region's base, length]`, which it changes. */
-async function zeroRuns({ name, memory, offsetBytes }: KvCacheRegion, rows: Float64Array): Promise<void> {
+async function zeroRuns(
+  { name, memory, offsetBytes }: KvCacheRegion,
+  rows: Float64Array,
+): Promise<void> {
   let total = 0;
   for (let at = 0; at < rows.length; at += 2) {
     rows[at] = (rows[at] ?? 0) + offsetBytes;

@@ -1,6 +1,9 @@
 import { KvError } from "@kv/interface";
 
-/** vLLM 0.33's `failure_type` values, then `lease_expired`, which vLLM only counts, and this project's own types. */
+/**
+ * vLLM 0.33's `failure_type` values, then `lease_expired`, which vLLM only counts, and this
+ * project's own types.
+ */
 export type FailureType =
   | "handshake_failed"
   | "transfer_setup_failed"
@@ -30,8 +33,9 @@ export class ReceiveError extends Error {
   }
 
   /**
-   * Wraps any error of a receive. A `ReceiveError` is returned unchanged. Once the signal has aborted, its reason replaces the error: the
-   * request was aborted or reached its deadline. `code` is for errors that are not a `KvError`.
+   * Wraps any error of a receive. A `ReceiveError` is returned unchanged. Once the signal has
+   * aborted, its reason replaces the error: the request was aborted or reached its deadline. `code`
+   * is for errors that are not a `KvError`.
    */
   static from(
     error: unknown,
@@ -47,7 +51,10 @@ export class ReceiveError extends Error {
 
 /** Options of `WorkerOutputQueue.receiveFailed`. */
 export interface ReceiveFailedOptions {
-  /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
+  /**
+   * Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups:
+   * block ids without a group would be ambiguous.
+   */
   readonly invalidBlockIds: readonly number[];
   /** A peer may still write to the request's blocks; `blocksSafe` follows. @default false */
   readonly blocksAtRisk?: boolean | undefined;

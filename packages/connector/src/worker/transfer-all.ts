@@ -2,12 +2,18 @@ import type { Agent, Transfer, TransferRequest } from "@kv/interface";
 import type { PeerContext } from "../peers/remote-engine.js";
 import type { SpanPlace } from "../tracing/spans.js";
 
-/** Turns the first failure of a request's transfers into the error of the request. `isStarted`: the transfer had begun. */
+/**
+ * Turns the first failure of a request's transfers into the error of the request. `isStarted`: the
+ * transfer had begun.
+ */
 export type TransferFailed = (error: unknown, isStarted: boolean) => unknown;
 
 /** The transfers of one request. */
 export interface RequestTransfers {
-  /** Starts a transfer, unless one has failed. Resolves when it touches memory no more; never rejects. */
+  /**
+   * Starts a transfer, unless one has failed. Resolves when it touches memory no more; never
+   * rejects.
+   */
   start(request: TransferRequest, failed?: TransferFailed): Promise<void>;
   /** Fails the request for another reason. Only the first failure counts. */
   fail(error: unknown): void;
@@ -16,8 +22,9 @@ export interface RequestTransfers {
 }
 
 /**
- * Runs the transfers that `run` starts for one request. One that fails makes the others useless: they are aborted, and still waited for. Resolves
- * when none of them touches memory any more. Errors: the first failure.
+ * Runs the transfers that `run` starts for one request. One that fails makes the others useless:
+ * they are aborted, and still waited for. Resolves when none of them touches memory any more.
+ * Errors: the first failure.
  */
 export async function transferAll(
   { agent, metrics, tracer }: Pick<PeerContext, "agent" | "metrics" | "tracer">,
@@ -63,8 +70,8 @@ export async function transferAll(
 }
 
 /**
- * As `agent.transfer`, with a span `kv.read` or `kv.write` from the start to the last byte: its bytes, descriptors, the agent's first backend
- * and the times that the transport measured.
+ * As `agent.transfer`, with a span `kv.read` or `kv.write` from the start to the last byte: its
+ * bytes, descriptors, the agent's first backend and the times that the transport measured.
  */
 function transferTraced(
   agent: Pick<Agent, "transfer" | "backends">,

@@ -23,7 +23,9 @@ describe("createWorkerOutputAggregator", () => {
     expect(
       aggregate.add({ tpRank: 0 }, output({ finishedSending: ["s"], finishedReceiving: ["r"] })),
     ).toEqual(output({}));
-    expect(aggregate.add({ tpRank: 0 }, output({ finishedSending: ["s"] })).finishedSending).toEqual([]);
+    expect(
+      aggregate.add({ tpRank: 0 }, output({ finishedSending: ["s"] })).finishedSending,
+    ).toEqual([]);
     expect(aggregate.size).toBe(2);
     expect(
       aggregate.add({ tpRank: 1 }, output({ finishedSending: ["s"], finishedReceiving: ["r"] })),
@@ -35,7 +37,9 @@ describe("createWorkerOutputAggregator", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     const unverified = { finishedReceiving: ["r"], unverifiedReceiving: ["r"] };
     expect(aggregate.add({ tpRank: 0 }, output(unverified))).toEqual(output({}));
-    expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["r"] }))).toEqual(output(unverified));
+    expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["r"] }))).toEqual(
+      output(unverified),
+    );
     const again = { finishedReceiving: ["r"] };
     aggregate.add({ tpRank: 0 }, output(again));
     expect(aggregate.add({ tpRank: 1 }, output(again))).toEqual(output(again));
@@ -49,7 +53,9 @@ describe("createWorkerOutputAggregator", () => {
       failedBlockIds: [4, 5],
     };
     expect(aggregate.add({ tpRank: 1 }, output(failed))).toEqual(output({}));
-    expect(aggregate.add({ tpRank: 0 }, output({ finishedReceiving: ["r"] }))).toEqual(output(failed));
+    expect(aggregate.add({ tpRank: 0 }, output({ finishedReceiving: ["r"] }))).toEqual(
+      output(failed),
+    );
     expect(aggregate.add({ tpRank: 0 }, output({}))).toEqual(output({}));
   });
 
@@ -63,8 +69,12 @@ describe("createWorkerOutputAggregator", () => {
         failedBlockIds: [1, 2],
       }),
     );
-    expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["b"] })).failedBlockIds).toEqual([2]);
-    expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["a"] })).failedBlockIds).toEqual([1]);
+    expect(
+      aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["b"] })).failedBlockIds,
+    ).toEqual([2]);
+    expect(
+      aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["a"] })).failedBlockIds,
+    ).toEqual([1]);
   });
 
   it("merges the failures of two ranks into one, with each block once", () => {
@@ -95,7 +105,11 @@ describe("createWorkerOutputAggregator", () => {
 
   it("reports a request with blocks at risk again once no peer can write to any rank's blocks", () => {
     const risky = { ...failure("r", [4]), blocksAtRisk: true };
-    const failed = output({ finishedReceiving: ["r"], failedReceiving: [risky], failedBlockIds: [4] });
+    const failed = output({
+      finishedReceiving: ["r"],
+      failedReceiving: [risky],
+      failedBlockIds: [4],
+    });
     const again = output({ finishedReceiving: ["r"] });
 
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
@@ -111,7 +125,8 @@ describe("createWorkerOutputAggregator", () => {
     });
     expect(aggregate.size).toBe(0);
 
-    // The first rank's blocks became safe before the other rank finished, so the engine never sees them at risk.
+    // The first rank's blocks became safe before the other rank finished, so the engine never sees
+    // them at risk.
     expect(aggregate.add({ tpRank: 0 }, failed).finishedReceiving).toEqual([]);
     expect(aggregate.add({ tpRank: 0 }, again).finishedReceiving).toEqual([]);
     const told = aggregate.add({ tpRank: 1 }, again);
@@ -119,7 +134,8 @@ describe("createWorkerOutputAggregator", () => {
     expect(told.failedReceiving[0]).not.toHaveProperty("blocksAtRisk");
     expect(aggregate.size).toBe(0);
 
-    // Both ranks are at risk: the request is reported again when the last rank reports its blocks safe.
+    // Both ranks are at risk: the request is reported again when the last rank reports its blocks
+    // safe.
     aggregate.add({ tpRank: 0 }, failed);
     expect(aggregate.add({ tpRank: 1 }, failed).finishedReceiving).toEqual(["r"]);
     expect(aggregate.add({ tpRank: 1 }, again).finishedReceiving).toEqual([]);

@@ -10,18 +10,25 @@ export interface WorkerRank {
 }
 
 /**
- * Merges the outputs of an engine's workers: a request is sent or received when every worker has reported it, and failed when one has failed
- * (vLLM: `KVOutputAggregator`). An engine adds each worker's output, frees what the merged output names, and passes that same output to
- * the scheduler connector in the same turn.
+ * Merges the outputs of an engine's workers: a request is sent or received when every worker has
+ * reported it, and failed when one has failed (vLLM: `KVOutputAggregator`). An engine adds each
+ * worker's output, frees what the merged output names, and passes that same output to the scheduler
+ * connector in the same turn.
  */
 export interface WorkerOutputAggregator {
-  /** Adds one worker's output, at any time. Returns the reports that are now complete. Throws nothing. */
+  /**
+   * Adds one worker's output, at any time. Returns the reports that are now complete. Throws
+   * nothing.
+   */
   add(worker: WorkerRank, output: WorkerOutput): WorkerOutput;
   /** Requests that some workers have reported and others have not. */
   readonly size: number;
 }
 
-/** Creates an aggregator for an engine with `workers` workers: TP size times pipeline stages. Throws nothing. */
+/**
+ * Creates an aggregator for an engine with `workers` workers: TP size times pipeline stages. Throws
+ * nothing.
+ */
 export function createWorkerOutputAggregator({
   workers,
 }: {
@@ -37,7 +44,10 @@ class OutputAggregator implements WorkerOutputAggregator {
   readonly #failures = new Map<string, FailedReceive>();
   /** Requests that some worker received and no P compared with their prompt. */
   readonly #unverified = new Set<string>();
-  /** Workers that will report a request once more, because a peer may write to its blocks until then. */
+  /**
+   * Workers that will report a request once more, because a peer may write to its blocks until
+   * then.
+   */
   readonly #atRisk = new Map<string, Set<RankKey>>();
 
   constructor(workers: number) {
@@ -69,7 +79,8 @@ class OutputAggregator implements WorkerOutputAggregator {
       // Meanwhile, all of those workers may have reported that the blocks are safe.
       if (this.#atRisk.get(id)?.size === 0) this.#atRisk.delete(id);
       failedReceiving.push(this.#atRisk.has(id) ? { ...certain, blocksAtRisk: true } : certain);
-      // Not earlier: a peer may still write to these block ids on another rank. Not later: another request may own the blocks then.
+      // Not earlier: a peer may still write to these block ids on another rank. Not later: another
+      // request may own the blocks then.
       for (const blockId of failure.blockIds ?? []) failedBlockIds.add(blockId);
     }
     return {
@@ -83,7 +94,8 @@ class OutputAggregator implements WorkerOutputAggregator {
   }
 
   get size(): number {
-    return new Set([...this.#sending.keys(), ...this.#receiving.keys(), ...this.#atRisk.keys()]).size;
+    return new Set([...this.#sending.keys(), ...this.#receiving.keys(), ...this.#atRisk.keys()])
+      .size;
   }
 
   #noteFailures(rank: RankKey, output: WorkerOutput): void {
@@ -98,7 +110,10 @@ class OutputAggregator implements WorkerOutputAggregator {
     }
   }
 
-  /** Records that a worker's blocks are safe. Returns true when every worker has reported the request and the blocks of all workers are safe. */
+  /**
+   * Records that a worker's blocks are safe. Returns true when every worker has reported the
+   * request and the blocks of all workers are safe.
+   */
   #becameSafe(id: string, rank: RankKey): boolean {
     const ranks = this.#atRisk.get(id);
     ranks?.delete(rank);
@@ -107,7 +122,9 @@ class OutputAggregator implements WorkerOutputAggregator {
     return true;
   }
 
-  /** Records a worker's report of requests. Returns the requests that every worker has now reported. */
+  /**
+   * Records a worker's report of requests. Returns the requests that every worker has now reported.
+   */
   #complete(pending: Map<string, Set<RankKey>>, rank: RankKey, ids: readonly string[]): string[] {
     return ids.filter((id) => {
       const ranks = pending.get(id) ?? new Set();

@@ -25,7 +25,9 @@ export interface CliOptions {
 
 const pickerFlags = fleetFlags.extend(
   group("TLS", {
-    tlsCert: setting(z.string().optional())`--tls-cert <file>: PEM file of the certificate, read again when it
+    tlsCert: setting(
+      z.string().optional(),
+    )`--tls-cert <file>: PEM file of the certificate, read again when it
         changes (default: one is made)`,
     tlsKey: setting(z.string().optional())`--tls-key <file>: PEM file of its key`,
     tls: setting(z.boolean())`--no-tls: without TLS`,
@@ -44,8 +46,9 @@ export const PROGRAM = {
 };
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`; flags override the file. Errors: `KV_CONFIG_INVALID`,
- * `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an unknown flag.
+ * Parses the arguments after the program's name, and the file of `--config`; flags override the
+ * file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
+ * unknown flag.
  */
 export function parseCli(args: readonly string[], readFile: (path: string) => string): CliOptions {
   const { flags, given, inFile } = readCommandLine(PROGRAM, args, readFile);

@@ -21,7 +21,17 @@ test("flags override the file", () => {
     fallbacks: 3,
     limits: { bodyLengthBytes: 5, requestsInFlight: 6 },
   });
-  const flags = ["--config", "f", "--port", "2", "--fallbacks", "0", "--body-limit-bytes", "7", ...INSTANCES];
+  const flags = [
+    "--config",
+    "f",
+    "--port",
+    "2",
+    "--fallbacks",
+    "0",
+    "--body-limit-bytes",
+    "7",
+    ...INSTANCES,
+  ];
   expect(parseCli(flags, () => file)).toEqual({
     host: "0.0.0.0",
     port: 2,

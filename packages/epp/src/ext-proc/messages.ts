@@ -3,7 +3,10 @@ import { DECODE_ROUTES, ENDPOINTS, type Endpoint, whyRefused } from "@kv/fleet/f
 import { statusOf } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-/** The messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. What Envoy leaves out is undefined. */
+/**
+ * The messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. What Envoy
+ * leaves out is undefined.
+ */
 
 /** A header of HTTP. */
 interface HeaderValue {
@@ -50,7 +53,10 @@ export interface ProcessingRequest {
   readonly attributes?: Readonly<Record<string, Struct>> | undefined;
   readonly observability_mode?: boolean | undefined;
   readonly protocol_config?:
-    | { readonly request_body_mode?: number | undefined; readonly response_body_mode?: number | undefined }
+    | {
+        readonly request_body_mode?: number | undefined;
+        readonly response_body_mode?: number | undefined;
+      }
     | undefined;
 }
 
@@ -59,7 +65,14 @@ export type ProcessingResponse = object;
 
 /** `BodySendMode.FULL_DUPLEX_STREAMED`. */
 const FULL_DUPLEX_STREAMED = 4;
-const BODY_MODES = ["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC"];
+const BODY_MODES = [
+  "NONE",
+  "STREAMED",
+  "BUFFERED",
+  "BUFFERED_PARTIAL",
+  "FULL_DUPLEX_STREAMED",
+  "GRPC",
+];
 
 /** The name of a `BodySendMode`. */
 function bodyModeName(mode: number): string {
@@ -69,7 +82,10 @@ function bodyModeName(mode: number): string {
 /** The largest chunk that Envoy's documentation recommends for a body response. */
 const CHUNK_BYTES = 64 * 1024;
 
-/** HTTP headers by lower-case name; those of several lines joined by commas, as Node does. Envoy sends the values as `raw_value`. */
+/**
+ * HTTP headers by lower-case name; those of several lines joined by commas, as Node does. Envoy
+ * sends the values as `raw_value`.
+ */
 export function headersOf(message: HttpHeaders): Record<string, string> {
   const headers: Record<string, string> = Object.create(null) as Record<string, string>;
   for (const { key, value, raw_value: raw } of message.headers?.headers ?? []) {
@@ -80,7 +96,10 @@ export function headersOf(message: HttpHeaders): Record<string, string> {
   return headers;
 }
 
-/** The texts of a metadata entry: a list, or one text with commas. Undefined where the entry is not set. */
+/**
+ * The texts of a metadata entry: a list, or one text with commas. Undefined where the entry is not
+ * set.
+ */
 export function metadataTexts(
   { metadata_context: context }: ProcessingRequest,
   namespace: string,
@@ -97,7 +116,10 @@ export function metadataTexts(
     .filter((text) => text !== "");
 }
 
-/** `upstream.address`, where the gateway's `response_attributes` name it: `ip:port` of the instance that has served. */
+/**
+ * `upstream.address`, where the gateway's `response_attributes` name it: `ip:port` of the instance
+ * that has served.
+ */
 export function upstreamAddress({ attributes }: ProcessingRequest): string | undefined {
   for (const { fields } of Object.values(attributes ?? {})) {
     const address = fields?.["upstream.address"]?.stringValue;
@@ -127,7 +149,8 @@ export function* bodyResponses(
   end: boolean,
 ): Generator<ProcessingResponse> {
   const pieces: Buffer[] = [];
-  for (let at = 0; at < bytes.length; at += CHUNK_BYTES) pieces.push(bytes.subarray(at, at + CHUNK_BYTES));
+  for (let at = 0; at < bytes.length; at += CHUNK_BYTES)
+    pieces.push(bytes.subarray(at, at + CHUNK_BYTES));
   if (pieces.length === 0 && end) pieces.push(Buffer.alloc(0));
   for (const [i, body] of pieces.entries()) {
     const streamed_response = { body, end_of_stream: end && i === pieces.length - 1 };
@@ -138,12 +161,17 @@ export function* bodyResponses(
 const GENERATION: ReadonlySet<string> = new Set<string>(ENDPOINTS);
 const DECODE: ReadonlySet<string> = new Set(DECODE_ROUTES);
 
-/** Whether a path is one of those that generate text, for which instances are chosen by their body. */
+/**
+ * Whether a path is one of those that generate text, for which instances are chosen by their body.
+ */
 export function isGeneration(path: string): path is Endpoint {
   return GENERATION.has(path);
 }
 
-/** Overload is 429, also where it is of all clients together: a gateway takes 503 for a picker without instances. */
+/**
+ * Overload is 429, also where it is of all clients together: a gateway takes 503 for a picker
+ * without instances.
+ */
 export function refusalStatus(error: KvError): number {
   return error.code === "KV_PROXY_OVERLOADED" ? 429 : statusOf(error);
 }
@@ -151,10 +179,17 @@ export function refusalStatus(error: KvError): number {
 /** The gateway is configured in a way that the picker cannot serve. */
 class WrongUse extends Error {}
 
-/** Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back. */
+/**
+ * Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back.
+ */
 export function requireFullDuplex(message: ProcessingRequest): void {
-  const { request_headers: headers, protocol_config: config, observability_mode: observes } = message;
-  if (observes === true) throw new WrongUse("observability_mode is set: the picker cannot answer then");
+  const {
+    request_headers: headers,
+    protocol_config: config,
+    observability_mode: observes,
+  } = message;
+  if (observes === true)
+    throw new WrongUse("observability_mode is set: the picker cannot answer then");
   const { request_body_mode: request = 0, response_body_mode: response = 0 } = config ?? {};
   // Of a request without a body nothing else is needed.
   const isRequestRight =
@@ -172,13 +207,16 @@ export function grpcError(thrown: unknown): object {
   const isWrongUse = thrown instanceof WrongUse;
   return {
     code: isWrongUse ? GrpcStatus.FAILED_PRECONDITION : GrpcStatus.INTERNAL,
-    details: isWrongUse ? thrown.message : KvError.from(thrown, "KV_INTERNAL", "the picker failed").message,
+    details: isWrongUse
+      ? thrown.message
+      : KvError.from(thrown, "KV_INTERNAL", "the picker failed").message,
   };
 }
 
 /**
- * Only these reach instances: what has a prefill and a decode leg, and what any decode instance answers alone. Errors: `KV_REQUEST_INVALID` (404, 405), with the reason for a route that
- * vLLM has.
+ * Only these reach instances: what has a prefill and a decode leg, and what any decode instance
+ * answers alone. Errors: `KV_REQUEST_INVALID` (404, 405), with the reason for a route that vLLM
+ * has.
  */
 export function requireServed(method: string, path: string): void {
   const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
@@ -210,12 +248,19 @@ export function tooSlow(receiveMs: number): KvError {
   });
 }
 
-/** A gateway has neither ended nor closed its stream: without a limit, its request would count as load of its instances for ever. */
+/**
+ * A gateway has neither ended nor closed its stream: without a limit, its request would count as
+ * load of its instances for ever.
+ */
 export function neverEnded(requestMs: number): KvError {
-  return new KvError("KV_REQUEST_TIMEOUT", `the gateway has not ended the stream within ${requestMs} ms`, {
-    hint: "timeouts.requestMs sets the limit",
-    details: { limit: "timeouts.requestMs" },
-  });
+  return new KvError(
+    "KV_REQUEST_TIMEOUT",
+    `the gateway has not ended the stream within ${requestMs} ms`,
+    {
+      hint: "timeouts.requestMs sets the limit",
+      details: { limit: "timeouts.requestMs" },
+    },
+  );
 }
 
 /** How far the request, or its answer, has come. */
@@ -225,14 +270,18 @@ interface Progress {
 }
 
 /**
- * The order of a stream's messages: headers, body, trailers, of the request and then of the answer. A gateway may leave parts out by its configuration, and an Envoy sends a second,
- * empty end of a body (envoy#46237). Its own answer may come before the request has ended.
+ * The order of a stream's messages: headers, body, trailers, of the request and then of the answer.
+ * A gateway may leave parts out by its configuration, and an Envoy sends a second, empty end of a
+ * body (envoy#46237). Its own answer may come before the request has ended.
  */
 export class MessageOrder {
   readonly #request: Progress = { hasBegun: false, hasEnded: false };
   readonly #answer: Progress = { hasBegun: false, hasEnded: false };
 
-  /** Whether a message is to be read; false for one that says nothing. Errors: `WrongUse` for one that cannot follow those before it. */
+  /**
+   * Whether a message is to be read; false for one that says nothing. Errors: `WrongUse` for one
+   * that cannot follow those before it.
+   */
   takes(message: ProcessingRequest): boolean {
     const isAnswer =
       message.response_headers !== undefined ||
@@ -266,5 +315,7 @@ export class MessageOrder {
 }
 
 function first(part: string, of: string): WrongUse {
-  return new WrongUse(`${part} came before ${of}_headers; set processing_mode.${of}_header_mode to SEND`);
+  return new WrongUse(
+    `${part} came before ${of}_headers; set processing_mode.${of}_header_mode to SEND`,
+  );
 }

@@ -61,8 +61,9 @@ export function extProcService(options: ProcessedRequestOptions) {
 }
 
 /**
- * One HTTP request at the gateway, which is one ext_proc stream. Its headers and its whole body are read, then instances are chosen, and the body is
- * passed on as it came. The answer passes unchanged; its status and its end say how the instances did.
+ * One HTTP request at the gateway, which is one ext_proc stream. Its headers and its whole body are
+ * read, then instances are chosen, and the body is passed on as it came. The answer passes
+ * unchanged; its status and its end say how the instances did.
  */
 class ProcessedRequest {
   readonly #call: ProcessCall;
@@ -128,7 +129,9 @@ class ProcessedRequest {
 
   async #readAll(): Promise<void> {
     // The stream's writable side outlives the loop.
-    const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({ destroyOnReturn: false });
+    const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({
+      destroyOnReturn: false,
+    });
     for await (const message of messages) {
       if (this.#failure !== undefined) return;
       if (!this.#order.takes(message)) continue;
@@ -165,7 +168,8 @@ class ProcessedRequest {
       const { body, end_of_stream: isLast = false } = message.response_body;
       for (const response of bodyResponses("response_body", body ?? Buffer.alloc(0), isLast))
         await this.#write(response);
-    } else if (message.response_trailers !== undefined) await this.#write({ response_trailers: {} });
+    } else if (message.response_trailers !== undefined)
+      await this.#write({ response_trailers: {} });
   }
 
   #takeHeaders(message: ProcessingRequest): void {
@@ -216,10 +220,16 @@ class ProcessedRequest {
     });
     try {
       const request = isGeneration(this.#path) ? await this.#parse(this.#path) : undefined;
-      if (request === undefined && this.#body.length > 0) await checkDecodeBody(this.#body, fleet.parses);
+      if (request === undefined && this.#body.length > 0)
+        await checkDecodeBody(this.#body, fleet.parses);
       // The gateway has closed the stream, or was refused, while an instance rendered the prompt.
       if (this.#call.cancelled || this.#failure !== undefined) return;
-      const choice = picker.pick({ requestId, request, headers: this.#headers, subset: this.#subset });
+      const choice = picker.pick({
+        requestId,
+        request,
+        headers: this.#headers,
+        subset: this.#subset,
+      });
       this.#choice = choice;
       this.#decode = choice.decode;
       const destination = choice.decoders.map(endpointOf).join(",");
@@ -245,16 +255,25 @@ class ProcessedRequest {
     }
   }
 
-  /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
+  /**
+   * The request, with the token ids of its prompt where the routing reads them and an instance
+   * renders them.
+   */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
     const { fleet } = this.#options;
     const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
-    if (prefill.readsTokenIds() || decode.readsTokenIds()) await fleet.addTokenIds(request, this.#headers);
+    if (prefill.readsTokenIds() || decode.readsTokenIds())
+      await fleet.addTokenIds(request, this.#headers);
     return request;
   }
 
-  #mutation(choice: Choice, destination: string, prefillers: string, span: Span | undefined): object {
+  #mutation(
+    choice: Choice,
+    destination: string,
+    prefillers: string,
+    span: Span | undefined,
+  ): object {
     const set: Record<string, string> = { [DESTINATION_HEADER]: destination };
     if (prefillers !== "") set[PREFILLER_HEADER] = prefillers;
     const rank = choice.decode.instance.dataParallelRank;
@@ -306,7 +325,10 @@ class ProcessedRequest {
     if (instance !== undefined) this.#options.fleet.check(instance);
   }
 
-  /** Writes one message. Where the gateway reads slowly, the promise resolves when it has read, or has closed the stream. */
+  /**
+   * Writes one message. Where the gateway reads slowly, the promise resolves when it has read, or
+   * has closed the stream.
+   */
   async #write(message: ProcessingResponse): Promise<void> {
     const call = this.#call;
     if (call.cancelled || call.write(message)) return;
@@ -342,7 +364,10 @@ class ProcessedRequest {
     this.#incoming?.share.end();
     const status = this.#status;
     if (this.#failure === undefined && status === undefined && this.#requestId !== undefined)
-      this.#failure = new KvError("KV_REQUEST_ABORTED", "the gateway closed the stream before an answer");
+      this.#failure = new KvError(
+        "KV_REQUEST_ABORTED",
+        "the gateway closed the stream before an answer",
+      );
     const decode = this.#decode;
     this.#choice?.prefill?.abandoned();
     if (decode !== undefined && status !== undefined && status >= 500)
@@ -375,14 +400,18 @@ class ProcessedRequest {
     else {
       // The message of an error that the client has caused may repeat a value of its body.
       const { code, message, details } = failure;
-      const shown = code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
+      const shown =
+        code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
       if (refusalStatus(failure) < 500) log.info("request-refused", { ...fields, ...shown });
       else log.warn("request-failed", { ...fields, ...shown });
     }
   }
 }
 
-/** `ip:port`, with `@RANK` for one rank of a data-parallel server: the sidecar reads it, and llm-d's knows no ranks. */
+/**
+ * `ip:port`, with `@RANK` for one rank of a data-parallel server: the sidecar reads it, and llm-d's
+ * knows no ranks.
+ */
 function withRank(instance: Instance): string {
   const { dataParallelRank: rank } = instance;
   return rank === undefined ? endpointOf(instance) : `${endpointOf(instance)}@${rank}`;

@@ -28,7 +28,10 @@ export interface Choice {
   readonly decode: Visit;
   /** The decode instances, the first choice first. */
   readonly decoders: readonly PooledInstance[];
-  /** The visit of the first prefill instance; undefined where a decode instance serves the request alone. */
+  /**
+   * The visit of the first prefill instance; undefined where a decode instance serves the request
+   * alone.
+   */
   readonly prefill: Visit | undefined;
   /** The prefill instances, the first choice first. Each fits each of `decoders`. */
   readonly prefillers: readonly PooledInstance[];
@@ -36,7 +39,10 @@ export interface Choice {
 
 export interface EndpointPickerOptions {
   readonly fleet: Fleet;
-  readonly settings: Pick<PickerSettings, "limits" | "fallbacks" | "unsplittable" | "disaggregateAbove">;
+  readonly settings: Pick<
+    PickerSettings,
+    "limits" | "fallbacks" | "unsplittable" | "disaggregateAbove"
+  >;
 }
 
 /** Chooses the decode and prefill instances of a request, and those to try in their place. */
@@ -48,8 +54,9 @@ export class EndpointPicker {
   }
 
   /**
-   * Errors: `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits it, is available; `KV_PROXY_OVERLOADED` (429)
-   * where each decode instance has as many requests as it may have; `KV_REQUEST_INVALID` for a request that cannot be split.
+   * Errors: `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits
+   * it, is available; `KV_PROXY_OVERLOADED` (429) where each decode instance has as many requests
+   * as it may have; `KV_REQUEST_INVALID` for a request that cannot be split.
    */
   pick(context: PickContext): Choice {
     const { fleet, settings } = this.#options;
@@ -66,7 +73,8 @@ export class EndpointPicker {
       decoders
         .alternatives(fallbacks, new Set([...outDecoders, decode]), partners)
         .filter(
-          ({ dataParallelRank: rank, inFlight }) => rank === decode.dataParallelRank && inFlight < most,
+          ({ dataParallelRank: rank, inFlight }) =>
+            rank === decode.dataParallelRank && inFlight < most,
         );
     if (alone || this.#oneLegPays(context, decode))
       return {
@@ -107,7 +115,8 @@ export class EndpointPicker {
     const { disaggregateAbove: above } = settings;
     const { request } = context;
     // What an answer says about the prompt comes from the prefill instance.
-    if (above === undefined || request === undefined || request.promptFields !== "none") return false;
+    if (above === undefined || request === undefined || request.promptFields !== "none")
+      return false;
     const { decode: decoders } = fleet.pools;
     const { twoLegs, reason } = decideDisaggregation(
       {
@@ -117,11 +126,16 @@ export class EndpointPicker {
         decodeComputeMs: undefined,
         decodeInFlight: decode.inFlight,
         decodePromptShare: 0,
-        ...{ prefillCachedTokens: 0, readbackTokens: 0, prefillComputeMs: undefined },
+        prefillCachedTokens: 0,
+        readbackTokens: 0,
+        prefillComputeMs: undefined,
       },
       above,
     );
-    fleet.ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
+    fleet.ambient.metrics.count("kv_proxy_disaggregation_total", 1, {
+      legs: twoLegs ? "2" : "1",
+      reason,
+    });
     return !twoLegs;
   }
 }
@@ -129,7 +143,10 @@ export class EndpointPicker {
 const NONE: ReadonlySet<Instance> = new Set();
 const endpoints = new WeakMap<Instance, string>();
 
-/** `ip:port` of an instance, as gateways name endpoints. Where its URL has a name in place of an address, the name stays. */
+/**
+ * `ip:port` of an instance, as gateways name endpoints. Where its URL has a name in place of an
+ * address, the name stays.
+ */
 export function endpointOf(instance: Instance): string {
   let endpoint = endpoints.get(instance);
   if (endpoint === undefined) {
@@ -145,9 +162,13 @@ export function hasAddress({ url }: { readonly url: string }): boolean {
   return isIP(new URL(url).hostname.replace(/^\[(.*)\]$/, "$1")) !== 0;
 }
 
-/** The hint, for prefill instances: it is about them only where it names one, as a pool may hold the decode instances alone. */
+/**
+ * The hint, for prefill instances: it is about them only where it names one, as a pool may hold the
+ * decode instances alone.
+ */
 function subsetOf(pool: InstancePool, subset: PickContext["subset"]): PickContext["subset"] {
-  const named = subset !== undefined && pool.list().some((instance) => subset.has(endpointOf(instance)));
+  const named =
+    subset !== undefined && pool.list().some((instance) => subset.has(endpointOf(instance)));
   return named ? subset : undefined;
 }
 
@@ -173,13 +194,17 @@ interface ChooseOptions {
   readonly most?: number;
 }
 
-/** Chooses an instance that is available and has fewer than `most` requests in flight. All are looked at only if the pool's choice is not one. */
+/**
+ * Chooses an instance that is available and has fewer than `most` requests in flight. All are
+ * looked at only if the pool's choice is not one.
+ */
 function chooseBelowLimit(
   pool: InstancePool,
   context: PickContext,
   { out, partner, most = Number.POSITIVE_INFINITY }: ChooseOptions,
 ): PooledInstance | undefined {
-  const isBelowLimit = (instance: PooledInstance) => instance.available() && instance.inFlight < most;
+  const isBelowLimit = (instance: PooledInstance) =>
+    instance.available() && instance.inFlight < most;
   const chosen = pool.choose(context, out, partner);
   if (chosen === undefined || isBelowLimit(chosen)) return chosen;
   const busy = pool.list().filter((instance) => !isBelowLimit(instance));
@@ -203,11 +228,13 @@ function shed(pool: InstancePool, out: ReadonlySet<Instance>, most: number): KvE
 function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): KvError {
   const { role } = pool;
   const all = pool.list();
-  const error = (message: string, hint: string) => new KvError("KV_PROXY_NO_INSTANCE", message, { hint });
+  const error = (message: string, hint: string) =>
+    new KvError("KV_PROXY_NO_INSTANCE", message, { hint });
   const fix = "GET /status of the metrics port shows the state of each instance";
   if (all.length === 0)
     return error(`there is no ${role} instance`, `name one with --${role}, or by discovery`);
-  const within = subset === undefined ? all : all.filter((instance) => subset.has(endpointOf(instance)));
+  const within =
+    subset === undefined ? all : all.filter((instance) => subset.has(endpointOf(instance)));
   if (within.length === 0 && role === "decode")
     return error(
       `none of the ${subset?.size ?? 0} endpoints of the gateway's subset hint is a decode instance`,
@@ -219,7 +246,8 @@ function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): 
       `no decode instance has an IP address: ${able.slice(0, 3).map(instanceName).join(", ")}`,
       "gateways take ip:port, so name decode instances by address",
     );
-  const refusal = able.length === 0 ? undefined : pool.pairingRefusal(partner ?? { avoiding: NONE });
+  const refusal =
+    able.length === 0 ? undefined : pool.pairingRefusal(partner ?? { avoiding: NONE });
   if (refusal !== undefined)
     return error(
       `no ${role} instance fits ${role === "prefill" ? "the decode instance" : "a prefill instance"}: ${refusal}`,

@@ -28,7 +28,10 @@ export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinit
   return (found as { readonly service: ServiceDefinition }).service;
 }
 
-/** Credentials of a server: TLS, where each new certificate is used for the connections that follow; or none, without a certificate. */
+/**
+ * Credentials of a server: TLS, where each new certificate is used for the connections that follow;
+ * or none, without a certificate.
+ */
 export function serverCredentials(certificate: Certificate | undefined): ServerCredentials {
   if (certificate === undefined) return ServerCredentials.createInsecure();
   type Listener = (pair: CertificatePair | null) => void;
@@ -81,18 +84,25 @@ export class GrpcListener {
     this.#net = createServer({ noDelay: true }, (socket) => {
       socket.on("error", () => {});
       if (!connections.accept(socket)) return;
-      // Whether it carries streams is not known here, so no connection makes room for another one. The server ends those that are idle.
+      // Whether it carries streams is not known here, so no connection makes room for another one.
+      // The server ends those that are idle.
       connections.received(socket);
       injector.injectConnection(socket);
     });
   }
 
-  /** Listens. Returns the port. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine. */
+  /**
+   * Listens. Returns the port. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that
+   * is not of this machine.
+   */
   listen(host: string, port: number): Promise<number> {
     return listen(this.#net, host, port);
   }
 
-  /** Takes no further connections and no further requests. Requests in flight may end within `graceMs`; the rest is cancelled. */
+  /**
+   * Takes no further connections and no further requests. Requests in flight may end within
+   * `graceMs`; the rest is cancelled.
+   */
   async close(graceMs: number): Promise<void> {
     this.#net.close();
     this.#drain(graceMs);

@@ -14,10 +14,13 @@ interface HealthResponse {
 const LOOK_MS = 1_000;
 
 /**
- * gRPC health. `liveness` is served while the process answers. `readiness`, the name of the ext_proc service, and no name: while `isReady`. Another
- * name is not found.
+ * gRPC health. `liveness` is served while the process answers. `readiness`, the name of the
+ * ext_proc service, and no name: while `isReady`. Another name is not found.
  */
-export function healthService(isReady: () => Promise<boolean>, clock: Clock): UntypedServiceImplementation {
+export function healthService(
+  isReady: () => Promise<boolean>,
+  clock: Clock,
+): UntypedServiceImplementation {
   async function statusOf(service = ""): Promise<HealthResponse["status"]> {
     if (service === "liveness") return "SERVING";
     if (service !== "" && service !== "readiness" && service !== EXT_PROC) return "SERVICE_UNKNOWN";
@@ -30,7 +33,8 @@ export function healthService(isReady: () => Promise<boolean>, clock: Clock): Un
     ) {
       void statusOf(request.service).then((status) => {
         if (status !== "SERVICE_UNKNOWN") answer(null, { status });
-        else answer({ code: GrpcStatus.NOT_FOUND, details: `there is no service ${request.service}` });
+        else
+          answer({ code: GrpcStatus.NOT_FOUND, details: `there is no service ${request.service}` });
       });
     },
     Watch(call: ServerWritableStream<HealthRequest, HealthResponse>) {

@@ -10,7 +10,10 @@ export interface RunningPicker {
   readonly metricsUrl: string;
 }
 
-/** A picker on a free port without TLS, closed at once after the test. Its instances are neither paired nor checked, unless `options` say so. */
+/**
+ * A picker on a free port without TLS, closed at once after the test. Its instances are neither
+ * paired nor checked, unless `options` say so.
+ */
 export async function runPicker(options: PickerOptions): Promise<RunningPicker> {
   const picker = createPicker({
     health: { intervalMs: 0 },
@@ -88,7 +91,10 @@ export class GatewayRequest {
   /** Sends the head of a request. */
   headers(headers: Record<string, string>, more: Message = {}): void {
     const all = { ":method": "POST", ":path": "/v1/completions", ...headers };
-    const list = Object.entries(all).map(([key, value]) => ({ key, raw_value: Buffer.from(value) }));
+    const list = Object.entries(all).map(([key, value]) => ({
+      key,
+      raw_value: Buffer.from(value),
+    }));
     const { end_of_stream, ...rest } = more;
     this.write({
       request_headers: { headers: { headers: list }, end_of_stream },
@@ -140,16 +146,20 @@ export class GatewayRequest {
     readonly removed: readonly string[];
     readonly destination: string;
   }> {
-    const message = await this.find((each) => each.request_headers !== undefined || each.immediate_response);
-    if (message.immediate_response !== undefined) throw new Error(JSON.stringify(await this.refusal()));
+    const message = await this.find(
+      (each) => each.request_headers !== undefined || each.immediate_response,
+    );
+    if (message.immediate_response !== undefined)
+      throw new Error(JSON.stringify(await this.refusal()));
     const { set_headers: set = [], remove_headers: removed = [] } =
       message.request_headers.response.header_mutation;
     return {
       headers: headersIn(set),
       removed,
       destination:
-        message.dynamic_metadata.fields["envoy.lb"].structValue.fields["x-gateway-destination-endpoint"]
-          .stringValue,
+        message.dynamic_metadata.fields["envoy.lb"].structValue.fields[
+          "x-gateway-destination-endpoint"
+        ].stringValue,
     };
   }
 
@@ -158,14 +168,21 @@ export class GatewayRequest {
     readonly headers: Readonly<Record<string, string>>;
     readonly error: { readonly message: string; readonly code: string; readonly type: string };
   }> {
-    const message = await this.find((each) => each.immediate_response !== undefined || each.request_headers);
+    const message = await this.find(
+      (each) => each.immediate_response !== undefined || each.request_headers,
+    );
     const { status, headers, body } = message.immediate_response;
-    return { status: status.code, headers: headersIn(headers.set_headers), ...JSON.parse(body.toString()) };
+    return {
+      status: status.code,
+      headers: headersIn(headers.set_headers),
+      ...JSON.parse(body.toString()),
+    };
   }
 
   /** The request's body as the picker passes it on. */
   async passedBody(): Promise<Buffer> {
-    const pieceOf = (message: Message) => message.request_body?.response.body_mutation.streamed_response;
+    const pieceOf = (message: Message) =>
+      message.request_body?.response.body_mutation.streamed_response;
     await this.find((message) => pieceOf(message)?.end_of_stream === true);
     return Buffer.concat(this.answers.map((message) => pieceOf(message)?.body ?? Buffer.alloc(0)));
   }

@@ -15,8 +15,10 @@ export interface AdminHosts {
 }
 
 /**
- * Refuses what a page of another site can have a browser send to the admin routes: a request of another origin, and one to a name that the page's owner
- * has pointed to this machine (DNS rebinding). An IP address cannot be pointed anywhere. Errors: `KV_REQUEST_INVALID` with the status 403.
+ * Refuses what a page of another site can have a browser send to the admin routes: a request of
+ * another origin, and one to a name that the page's owner has pointed to this machine (DNS
+ * rebinding). An IP address cannot be pointed anywhere. Errors: `KV_REQUEST_INVALID` with the
+ * status 403.
  */
 export function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): void {
   const { host = "", origin } = headers;
@@ -27,7 +29,10 @@ export function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminH
       "use an IP address or localhost, or name the host in admin.allowedHosts (--admin-allowed-host)",
     );
   }
-  if (origin === undefined || /^https?:\/\/(.*)$/i.exec(origin)?.[1]?.toLowerCase() === host.toLowerCase())
+  if (
+    origin === undefined ||
+    /^https?:\/\/(.*)$/i.exec(origin)?.[1]?.toLowerCase() === host.toLowerCase()
+  )
     return;
   throw forbidden(
     `the request comes from a page of another origin, ${shortened(origin)}`,
@@ -48,8 +53,8 @@ function forbidden(message: string, hint: string): KvError {
 }
 
 /**
- * Refuses a request without the token, where one is set. `otherwise` is a token from elsewhere than the header. Errors: `KV_REQUEST_INVALID` with the
- * status 401.
+ * Refuses a request without the token, where one is set. `otherwise` is a token from elsewhere than
+ * the header. Errors: `KV_REQUEST_INVALID` with the status 401.
  */
 export function requireToken(
   authorization: string | undefined,
@@ -58,7 +63,9 @@ export function requireToken(
 ): void {
   if (token === undefined) return;
   const received =
-    authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : otherwise;
+    authorization?.startsWith("Bearer ") === true
+      ? authorization.slice("Bearer ".length)
+      : otherwise;
   const digest = (text: string) => createHash("sha256").update(text).digest();
   if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
   throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {

@@ -7,7 +7,10 @@ import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 
 /** Options of `AdminServer`. */
 export interface AdminServerOptions {
-  /** Where it listens, and whom it serves. Without `allowedHosts` a request may come from anywhere: for routes that change nothing. */
+  /**
+   * Where it listens, and whom it serves. Without `allowedHosts` a request may come from anywhere:
+   * for routes that change nothing.
+   */
   readonly settings: { readonly port: number } & (
     | AdminHosts
     | { readonly host: string; readonly token?: undefined; readonly allowedHosts?: undefined }
@@ -18,7 +21,10 @@ export interface AdminServerOptions {
   readonly operations: AdminOperations;
 }
 
-/** What the admin routes show and change: one process, or all workers together. What is absent has no route. */
+/**
+ * What the admin routes show and change: one process, or all workers together. What is absent has
+ * no route.
+ */
 export interface AdminOperations {
   /** The JSON of `/status`. */
   status(): object | Promise<object>;
@@ -40,7 +46,10 @@ export interface PageOperations {
   requests(): readonly object[] | Promise<readonly object[]>;
   /** The requests that run, oldest first. */
   running(): readonly object[] | Promise<readonly object[]>;
-  /** Calls `listener` with each request that ends, and returns a function that ends that. Without it, `requests` is asked every second. */
+  /**
+   * Calls `listener` with each request that ends, and returns a function that ends that. Without
+   * it, `requests` is asked every second.
+   */
   subscribe?(listener: (summary: object) => void): () => void;
 }
 
@@ -71,7 +80,10 @@ const BODY_LIMITS = {
 };
 const STATUS_EVERY_MS = 1_000;
 
-/** The HTTP server for operators: status, metrics, health, changes of instances, and a page. All routes except the page's file require the token. */
+/**
+ * The HTTP server for operators: status, metrics, health, changes of instances, and a page. All
+ * routes except the page's file require the token.
+ */
 export class AdminServer {
   readonly #options: AdminServerOptions;
   readonly #http: HttpServer;
@@ -116,7 +128,11 @@ export class AdminServer {
       return send(response, 200, "text/html; charset=utf-8", await readFile(page.file));
     }
     // EventSource cannot send a header, so the page's stream has the token in its query.
-    requireToken(request.headers.authorization, settings.token, new URLSearchParams(query).get("token"));
+    requireToken(
+      request.headers.authorization,
+      settings.token,
+      new URLSearchParams(query).get("token"),
+    );
     const serve = this.#routes.get(`${request.method} ${path}`);
     if (serve === undefined) throw this.#notFound(request);
     await serve(turn);
@@ -124,7 +140,9 @@ export class AdminServer {
 
   #addRoutes(): void {
     const { status, metrics, health, page, changeInstance } = this.#options.operations;
-    this.#routes.set("GET /status", async ({ response }) => sendJson(response, 200, await status()));
+    this.#routes.set("GET /status", async ({ response }) =>
+      sendJson(response, 200, await status()),
+    );
     this.#routes.set("GET /metrics", async ({ response }) => {
       send(response, 200, metrics.contentType, await metrics.text());
     });
@@ -152,10 +170,14 @@ export class AdminServer {
       ...(this.#options.operations.page === undefined ? [] : ["GET /"]),
       ...this.#routes.keys(),
     ];
-    return new KvError("KV_REQUEST_INVALID", `there is no admin route ${method} ${shortened(url)}`, {
-      hint: `the routes are ${routes.join(", ")}`,
-      details: { httpStatus: 404 },
-    });
+    return new KvError(
+      "KV_REQUEST_INVALID",
+      `there is no admin route ${method} ${shortened(url)}`,
+      {
+        hint: `the routes are ${routes.join(", ")}`,
+        details: { httpStatus: 404 },
+      },
+    );
   }
 
   #follow(page: PageOperations, response: ServerResponse): void {
@@ -179,7 +201,10 @@ export class AdminServer {
       send("running", await running());
       send("status", await operations.status());
       if (!closed)
-        timer = clock.setTimer(() => void tick(false).catch(() => response.destroy()), STATUS_EVERY_MS);
+        timer = clock.setTimer(
+          () => void tick(false).catch(() => response.destroy()),
+          STATUS_EVERY_MS,
+        );
     };
     response.writeHead(200, { "content-type": "text/event-stream", "cache-control": "no-store" });
     const unsubscribe = subscribe?.((summary) => send("request", summary));

@@ -9,7 +9,10 @@ const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
 
 /** `type` is the name that vLLM's push proxy has for the role. */
-const changeSchema = z.union([z.strictObject({ role, instance }), z.strictObject({ type: role, instance })]);
+const changeSchema = z.union([
+  z.strictObject({ role, instance }),
+  z.strictObject({ type: role, instance }),
+]);
 
 /** What can be done to an instance. */
 export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
@@ -29,8 +32,9 @@ export interface ChangedInstances {
 }
 
 /**
- * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's instances. A new one is asked for its models first. Errors:
- * `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
+ * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's
+ * instances. A new one is asked for its models first. Errors: `KV_REQUEST_INVALID`,
+ * `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
  */
 export async function changeInstance(
   change: InstanceChange,
@@ -47,7 +51,10 @@ export async function changeInstance(
   return pool.status();
 }
 
-/** Errors: `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the one that it must have. */
+/**
+ * Errors: `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
+ * one that it must have.
+ */
 async function requireServer(
   { role, spec: { url } }: NamedInstance,
   { get, timeoutMs, model }: ChangedInstances,
@@ -57,9 +64,11 @@ async function requireServer(
       hint: `add it when GET ${url}/v1/models answers with its models`,
       cause,
     });
-  const { status, body } = await get({ role, url, path: "/v1/models", timeoutMs }).catch((cause: Error) => {
-    throw refused(`it does not answer (${cause.message})`, cause);
-  });
+  const { status, body } = await get({ role, url, path: "/v1/models", timeoutMs }).catch(
+    (cause: Error) => {
+      throw refused(`it does not answer (${cause.message})`, cause);
+    },
+  );
   // It wants a key, which only clients have.
   if (status === 401 || status === 403) return;
   if (status !== 200) throw refused(`GET /v1/models was answered with status ${status}`);
@@ -93,9 +102,13 @@ export function readChange(body: unknown): NamedInstance {
   const result = changeSchema.safeParse(body);
   if (!result.success) {
     const problem = z.prettifyError(result.error);
-    throw new KvError("KV_REQUEST_INVALID", `the body does not name a role and an instance: ${problem}`, {
-      hint: 'send {"role": "prefill" or "decode", "instance": "host:port"}; "type" in place of "role" is the same',
-    });
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `the body does not name a role and an instance: ${problem}`,
+      {
+        hint: 'send {"role": "prefill" or "decode", "instance": "host:port"}; "type" in place of "role" is the same',
+      },
+    );
   }
   const { instance } = result.data;
   return {
@@ -105,8 +118,8 @@ export function readChange(body: unknown): NamedInstance {
 }
 
 /**
- * Waits until a change has begun, not for its end: a stream may last for an hour, and `/status` shows the requests in flight. A change of an unknown
- * instance rejects at once.
+ * Waits until a change has begun, not for its end: a stream may last for an hour, and `/status`
+ * shows the requests in flight. A change of an unknown instance rejects at once.
  */
 async function beginChange(change: Promise<void>): Promise<void> {
   const later = new Promise<void>((resolve) => setImmediate(resolve));

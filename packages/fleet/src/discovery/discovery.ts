@@ -15,10 +15,13 @@ export interface Discovery {
   /** Its name in logs. */
   readonly name: string;
   /**
-   * Calls `onChange` with the complete set of instances, at first and after each change. Calls `onError` when they cannot be read; the
-   * instances then stay as they were. `close` ends both.
+   * Calls `onChange` with the complete set of instances, at first and after each change. Calls
+   * `onError` when they cannot be read; the instances then stay as they were. `close` ends both.
    */
-  watch(onChange: (found: DiscoveredInstances) => void, onError: (error: unknown) => void): { close(): void };
+  watch(
+    onChange: (found: DiscoveredInstances) => void,
+    onError: (error: unknown) => void,
+  ): { close(): void };
 }
 
 /** Adds the instances that a discovery finds to pools, and removes them when they are gone. */
@@ -27,11 +30,18 @@ export class DiscoveryFollower {
   readonly #pools: Readonly<Record<Role, InstancePool>>;
   readonly #log: Log;
   /** The instances that this discovery has added, by name. */
-  readonly #added = { prefill: new Map<string, InstanceSpec>(), decode: new Map<string, InstanceSpec>() };
+  readonly #added = {
+    prefill: new Map<string, InstanceSpec>(),
+    decode: new Map<string, InstanceSpec>(),
+  };
   readonly #watch: { close(): void };
 
   /** Begins to watch. Instances that were added in another way are not touched. */
-  constructor(discovery: Discovery, pools: Readonly<Record<Role, InstancePool>>, { log }: { log: Log }) {
+  constructor(
+    discovery: Discovery,
+    pools: Readonly<Record<Role, InstancePool>>,
+    { log }: { log: Log },
+  ) {
     this.#name = discovery.name;
     this.#pools = pools;
     this.#log = log;
@@ -72,7 +82,9 @@ export class DiscoveryFollower {
       this.#log.info("instance-draining", { role, instance: name, by: this.#name });
       pool
         .remove(spec)
-        .catch((error: unknown) => this.#log.warn("instance-not-removed", { instance: name, error }));
+        .catch((error: unknown) =>
+          this.#log.warn("instance-not-removed", { instance: name, error }),
+        );
     }
   }
 }
@@ -81,7 +93,10 @@ export class DiscoveryFollower {
 export class ObservedDiscovery implements Discovery {
   readonly name: string;
   readonly #discovery: Discovery;
-  /** False before the first reading. While it is, the instances are those of the last one that succeeded. */
+  /**
+   * False before the first reading. While it is, the instances are those of the last one that
+   * succeeded.
+   */
   isCurrent = false;
 
   constructor(discovery: Discovery) {

@@ -18,15 +18,24 @@ const fileSchema = z.strictObject({
   decoders: z.array(instanceSpecSchema).default([]),
 });
 
-/** Reads a JSON file `{"prefillers": […], "decoders": […]}`, whose entries are those of `parseInstanceSpec`, at an interval. */
+/**
+ * Reads a JSON file `{"prefillers": […], "decoders": […]}`, whose entries are those of
+ * `parseInstanceSpec`, at an interval.
+ */
 export function fileDiscovery(path: string, polling: Polling): Discovery {
   return polledDiscovery(`file ${path}`, polling, async () => {
     const { prefillers, decoders } = fileSchema.parse(JSON.parse(await readFile(path, "utf8")));
-    return { prefillers: prefillers.map(parseInstanceSpec), decoders: decoders.map(parseInstanceSpec) };
+    return {
+      prefillers: prefillers.map(parseInstanceSpec),
+      decoders: decoders.map(parseInstanceSpec),
+    };
   });
 }
 
-/** The DNS names of both roles: `host:port` for all addresses of a host, or the name of SRV records, which include ports. */
+/**
+ * The DNS names of both roles: `host:port` for all addresses of a host, or the name of SRV records,
+ * which include ports.
+ */
 export interface DnsNames {
   /** Name of the prefill instances. */
   readonly prefill: string;
@@ -47,7 +56,10 @@ const systemResolver: Resolver = {
   services: resolveSrv,
 };
 
-/** Resolves DNS names at an interval, such as those of headless services in Kubernetes. Each address is an instance. */
+/**
+ * Resolves DNS names at an interval, such as those of headless services in Kubernetes. Each address
+ * is an instance.
+ */
 export function dnsDiscovery(
   names: DnsNames,
   polling: Polling,
@@ -58,11 +70,16 @@ export function dnsDiscovery(
     const found =
       host === undefined
         ? (await resolver.services(name)).map((service) => `${service.name}:${service.port}`)
-        : (await resolver.addresses(host)).map((ip) => `${ip.includes(":") ? `[${ip}]` : ip}:${port}`);
+        : (await resolver.addresses(host)).map(
+            (ip) => `${ip.includes(":") ? `[${ip}]` : ip}:${port}`,
+          );
     return [...new Set(found)].sort().map((each) => parseInstanceSpec(each));
   }
   return polledDiscovery(`DNS ${names.prefill} ${names.decode}`, polling, async () => {
-    const [prefillers, decoders] = await Promise.all([resolve(names.prefill), resolve(names.decode)]);
+    const [prefillers, decoders] = await Promise.all([
+      resolve(names.prefill),
+      resolve(names.decode),
+    ]);
     return { prefillers, decoders };
   });
 }

@@ -23,7 +23,10 @@ function setUp(probe: HealthProbe) {
   });
   const settings = { intervalMs: 10, timeoutMs: 5, path: "/health", failures: 2 };
   const checks = new HealthChecks([pool], probe, settings, { clock, log: silentLog });
-  /** Waits for the end of a round of checks: the first one begins at once, the others by their timer. */
+  /**
+   * Waits for the end of a round of checks: the first one begins at once, the others by their
+   * timer.
+   */
   let isFirst = true;
   const round = async () => {
     if (!isFirst) timers.shift()?.();

@@ -19,15 +19,20 @@ export interface HealthSettings {
 /** One HTTP request for an instance's health. */
 export type HealthProbeRequest = InstanceGetRequest;
 
-/** Sends a health request and resolves with the HTTP status of the answer. The caller of `HealthChecks` provides it with its own HTTP client. */
+/**
+ * Sends a health request and resolves with the HTTP status of the answer. The caller of
+ * `HealthChecks` provides it with its own HTTP client.
+ */
 export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;
 
 /** An instance that answered this recently is not asked again before the next round. */
 const FRESH_MS = 1000;
 
 /**
- * Requests the health of every instance when it is added, at an interval, and when `verify` asks for it. A check fails when the instance cannot be reached, does not answer in time, or
- * answers with a status of 500 and more (vLLM answers 503 when its engine is dead). Any other status shows that the server runs.
+ * Requests the health of every instance when it is added, at an interval, and when `verify` asks
+ * for it. A check fails when the instance cannot be reached, does not answer in time, or answers
+ * with a status of 500 and more (vLLM answers 503 when its engine is dead). Any other status shows
+ * that the server runs.
  */
 export class HealthChecks {
   readonly #pools: readonly InstancePool[];
@@ -61,19 +66,23 @@ export class HealthChecks {
   }
 
   /**
-   * Checks the instances that were neither seen nor checked within the last second. Resolves as soon as each pool has an available instance that was seen
-   * within it, at the latest when all checks have ended; at once where checks are disabled.
+   * Checks the instances that were neither seen nor checked within the last second. Resolves as
+   * soon as each pool has an available instance that was seen within it, at the latest when all
+   * checks have ended; at once where checks are disabled.
    */
   async verify(): Promise<void> {
     if (this.#settings.intervalMs === 0 || this.#closed) return;
     const sinceMs = this.#clock.now() - FRESH_MS;
     const isVerified = () =>
-      this.#pools.every((pool) => pool.list().some((one) => one.seenAtMs >= sinceMs && one.available()));
+      this.#pools.every((pool) =>
+        pool.list().some((one) => one.seenAtMs >= sinceMs && one.available()),
+      );
     if (isVerified()) return;
     const checks = this.#pools
       .flatMap((pool) => pool.list())
       .filter(
-        (one) => Math.max(one.seenAtMs, this.#checkedAtMs.get(one) ?? Number.NEGATIVE_INFINITY) < sinceMs,
+        (one) =>
+          Math.max(one.seenAtMs, this.#checkedAtMs.get(one) ?? Number.NEGATIVE_INFINITY) < sinceMs,
       )
       .map((one) => this.#check(one));
     await new Promise<void>((resolve) => {

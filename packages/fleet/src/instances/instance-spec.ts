@@ -4,7 +4,10 @@ import type { InstanceSpec } from "./instance.js";
 
 const zmqEndpoint = z.string().regex(/^tcp:\/\/.+:[0-9]+$/);
 
-/** An instance as a configuration names it: text (`host:port`, a URL, either with `@RANK`), or an object. */
+/**
+ * An instance as a configuration names it: text (`host:port`, a URL, either with `@RANK`), or an
+ * object.
+ */
 export const instanceSpecSchema = z.union([
   z.string(),
   z.strictObject({
@@ -30,8 +33,9 @@ export const instanceSpecSchema = z.union([
 export type InstanceSpecInput = z.infer<typeof instanceSpecSchema>;
 
 /**
- * Reads an instance from a configuration: `host:port`, a URL, either with `@RANK` for one rank of a data-parallel server, or an object.
- * Errors: `KV_CONFIG_INVALID` for a URL that is not valid for an instance.
+ * Reads an instance from a configuration: `host:port`, a URL, either with `@RANK` for one rank of a
+ * data-parallel server, or an object. Errors: `KV_CONFIG_INVALID` for a URL that is not valid for
+ * an instance.
  */
 export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
   if (typeof input !== "string") return { ...input, url: parseInstanceUrl(input.url) };
@@ -41,8 +45,8 @@ export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
 }
 
 /**
- * The base URL of an instance, without a slash at its end. `host:port` means plain HTTP. A `/v1` at the end, as in an OpenAI
- * client's base URL, is dropped. Errors: `KV_CONFIG_INVALID`.
+ * The base URL of an instance, without a slash at its end. `host:port` means plain HTTP. A `/v1` at
+ * the end, as in an OpenAI client's base URL, is dropped. Errors: `KV_CONFIG_INVALID`.
  */
 function parseInstanceUrl(input: string): string {
   const text = input.trim();
@@ -56,7 +60,8 @@ function parseInstanceUrl(input: string): string {
     throw invalidUrl(input, `${url.protocol} is not HTTP`);
   if (url.username !== "" || url.password !== "")
     throw invalidUrl(input, "it contains a user name or a password");
-  if (url.search !== "" || url.hash !== "") throw invalidUrl(input, "it contains a query or a fragment");
+  if (url.search !== "" || url.hash !== "")
+    throw invalidUrl(input, "it contains a query or a fragment");
   const path = url.pathname.replace(/\/+$/, "").replace(/\/v1$/, "");
   return `${url.origin}${path}`;
 }

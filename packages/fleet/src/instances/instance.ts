@@ -3,7 +3,10 @@ import { KvError } from "@kv/interface";
 /** What an instance does for a request: compute the prompt's KV cache, or generate from it. */
 export type Role = "prefill" | "decode";
 
-/** Identifies an instance among those of its role. The ranks of one data-parallel server share their URL. */
+/**
+ * Identifies an instance among those of its role. The ranks of one data-parallel server share their
+ * URL.
+ */
 export interface InstanceId {
   /** Base URL without a slash at its end, such as `http://p1:8100`. */
   readonly url: string;
@@ -17,8 +20,9 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
 }
 
 /**
- * Configuration of an instance's engine: where its side channel can be read for pairing, and, of a prefill instance, what a decode engine needs to
- * register with it for push before it has responded. An absent member has vLLM's default, or is taken from the instance's responses.
+ * Configuration of an instance's engine: where its side channel can be read for pairing, and, of a
+ * prefill instance, what a decode engine needs to register with it for push before it has
+ * responded. An absent member has vLLM's default, or is taken from the instance's responses.
  */
 export interface InstanceKv {
   /** vLLM's `engine_id`. */
@@ -43,7 +47,10 @@ export interface InstanceSpec extends InstanceId {
   readonly kvEventsReplay?: string | undefined;
   /** The id, TP size and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
-  /** Announces which instances it fits, for pairing without its side channel: those with the same label. */
+  /**
+   * Announces which instances it fits, for pairing without its side channel: those with the same
+   * label.
+   */
   readonly label?: string | undefined;
 }
 
@@ -59,11 +66,16 @@ export interface Instance extends InstanceSpec {
 export interface KvEventStatus {
   /** `tcp://host:port` of the publisher. */
   readonly endpoint: string;
-  /** `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it has all batches that came. */
+  /**
+   * `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it
+   * has all batches that came.
+   */
   readonly state: "connecting" | "replaying" | "following";
   /** True where the index has seen each event since the cache was empty. */
   readonly complete: boolean;
-  /** Batches that the publisher has sent and the index has not seen; null before the first batch. */
+  /**
+   * Batches that the publisher has sent and the index has not seen; null before the first batch.
+   */
   readonly missed_batches: number | null;
   /** The number of the next batch. */
   readonly next_batch: number;
@@ -80,8 +92,9 @@ export interface InstanceStatus {
   /** True in the states `up` and `returning`. */
   readonly available: boolean;
   /**
-   * `cooling-down`: left out for a while after a failure; `unreachable`: a health check could not connect, or not resolve its name; `ejected`: by health checks; `returning`: back from ejection with a growing
-   * share of the requests; `draining`: takes no more requests.
+   * `cooling-down`: left out for a while after a failure; `unreachable`: a health check could not
+   * connect, or not resolve its name; `ejected`: by health checks; `returning`: back from ejection
+   * with a growing share of the requests; `draining`: takes no more requests.
    */
   readonly state: "up" | "returning" | "cooling-down" | "unreachable" | "ejected" | "draining";
   /** Null for an instance that is not one rank of a data-parallel server. */
@@ -98,22 +111,28 @@ export interface InstanceStatus {
   readonly last_error: { readonly code: string; readonly message: string } | null;
   /** Which instances of the other role it fits; null without pairing. */
   readonly pairing: PairingStatus | null;
-  /** How much is known of its prefix cache; null where it publishes no KV events, or the routing does not use them. */
+  /**
+   * How much is known of its prefix cache; null where it publishes no KV events, or the routing
+   * does not use them.
+   */
   readonly kv_events: KvEventStatus | null;
 }
 
 /** How an instance is paired, as JSON for status pages. A fact that is not known is null. */
 export interface PairingStatus {
   /**
-   * `paired`: there is an instance that it fits; `unpaired`: there is none, and `reason` says why; `unverified`: its side channel could not be
-   * read, and it is paired all the same; `alone`: there is no instance of the other role.
+   * `paired`: there is an instance that it fits; `unpaired`: there is none, and `reason` says why;
+   * `unverified`: its side channel could not be read, and it is paired all the same; `alone`: there
+   * is no instance of the other role.
    */
   readonly state: "paired" | "unpaired" | "unverified" | "alone";
   /** How many instances of the other role it fits. */
   readonly partners: number;
   /** Why it fits none, or why it is unverified. */
   readonly reason: string | null;
-  /** The values that differ from those of the instance that it nearly fits; of an unpaired instance. */
+  /**
+   * The values that differ from those of the instance that it nearly fits; of an unpaired instance.
+   */
   readonly differences: readonly {
     readonly factor: string;
     readonly prefill: string;
@@ -145,15 +164,22 @@ export interface Visit {
   readonly instance: Instance;
   /** The instance did its part. An error that the client caused counts as success. */
   succeeded(): void;
-  /** The client disconnected or a time limit ended the request: this says nothing about the instance. */
+  /**
+   * The client disconnected or a time limit ended the request: this says nothing about the
+   * instance.
+   */
   abandoned(): void;
-  /** The instance failed. It cools down where `failureStage(error)` is `connect`, `answer` or `body`. */
+  /**
+   * The instance failed. It cools down where `failureStage(error)` is `connect`, `answer` or
+   * `body`.
+   */
   failed(error: KvError): void;
 }
 
 /**
- * How far an exchange with an instance had come when it failed. `connect`: nothing of the request has left; `answer`: the connection
- * closed before the answer began; `body`: it closed in the middle of the answer; `status`: the answer was a 500, 502, 503 or 504.
+ * How far an exchange with an instance had come when it failed. `connect`: nothing of the request
+ * has left; `answer`: the connection closed before the answer began; `body`: it closed in the
+ * middle of the answer; `status`: the answer was a 500, 502, 503 or 504.
  */
 export type FailureStage = "connect" | "answer" | "body" | "status";
 
@@ -166,7 +192,10 @@ export function failureStage(error: unknown): FailureStage | undefined {
   return STAGES.find((known) => known === stage);
 }
 
-/** The header in which an endpoint picker names the prefill instances of a request to a sidecar, as in llm-d: `host:port`, several separated by commas, in order. */
+/**
+ * The header in which an endpoint picker names the prefill instances of a request to a sidecar, as
+ * in llm-d: `host:port`, several separated by commas, in order.
+ */
 export const PREFILLER_HEADER = "x-prefiller-host-port";
 
 /** The same list where all are so: strategies keep what they know of a list. */

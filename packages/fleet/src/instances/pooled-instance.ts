@@ -11,7 +11,9 @@ import {
 
 /** Times, in milliseconds, for which a pool leaves instances out. */
 export interface InstanceTimes {
-  /** How long an instance is left out after a failure; doubles with each further failure in a row. */
+  /**
+   * How long an instance is left out after a failure; doubles with each further failure in a row.
+   */
   readonly coolDownMs: number;
   /** The longest cool-down. */
   readonly maxCoolDownMs: number;
@@ -25,9 +27,16 @@ export interface PooledInstanceOptions {
   readonly clock: Clock;
   /** How long instances are left out. */
   readonly times: InstanceTimes;
-  /** Learns from visits and health checks that an engine may have been restarted. @default undefined */
-  readonly pairing?: { failed(instance: Instance): void; alive(instance: Instance): void } | undefined;
-  /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. @default undefined */
+  /**
+   * Learns from visits and health checks that an engine may have been restarted. @default undefined
+   */
+  readonly pairing?:
+    | { failed(instance: Instance): void; alive(instance: Instance): void }
+    | undefined;
+  /**
+   * Called when it takes requests that it did not take before, or takes them no more, other than by
+   * the end of a time. @default undefined
+   */
   readonly changed?: (() => void) | undefined;
   /** Called after each change of its `inFlight`. @default undefined */
   readonly loadChanged?: ((instance: PooledInstance) => void) | undefined;
@@ -116,12 +125,18 @@ export class PooledInstance implements Instance {
     return this.#seenAtMs;
   }
 
-  /** Whether it is neither draining, ejected, unreachable nor cooling down. `nowMs` is the clock's time. */
+  /**
+   * Whether it is neither draining, ejected, unreachable nor cooling down. `nowMs` is the clock's
+   * time.
+   */
   available(nowMs = this.#clock.now()): boolean {
     return !this.#ejected && !this.#unreachable && !this.#draining && nowMs >= this.#availableAtMs;
   }
 
-  /** The share of the requests that it takes: less than 1, and growing, after its return from ejection. */
+  /**
+   * The share of the requests that it takes: less than 1, and growing, after its return from
+   * ejection.
+   */
   returningShare(nowMs: number): number {
     return Math.min(1, (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs);
   }
@@ -129,7 +144,9 @@ export class PooledInstance implements Instance {
   /** Until when it is available, or not, and returning, or not, unless it changes. */
   steadyUntilMs(nowMs: number): number {
     if (nowMs < this.#availableAtMs) return this.#availableAtMs;
-    return this.#returning(nowMs) ? this.#returnedAtMs + this.#times.slowReturnMs : Number.POSITIVE_INFINITY;
+    return this.#returning(nowMs)
+      ? this.#returnedAtMs + this.#times.slowReturnMs
+      : Number.POSITIVE_INFINITY;
   }
 
   /** Begins a visit, which counts as load until it ends. */
@@ -147,8 +164,9 @@ export class PooledInstance implements Instance {
   }
 
   /**
-   * Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. One that could not connect
-   * suffices to make it unavailable until the next success.
+   * Records a health check. `failuresToEject` failed ones in a row eject the instance; the first
+   * successful one returns it. One that could not connect suffices to make it unavailable until the
+   * next success.
    */
   checked(error: KvError | undefined, failuresToEject: number): void {
     if (error !== undefined) {
@@ -231,7 +249,8 @@ export class PooledInstance implements Instance {
     if (stage === undefined || stage === "status") return;
     const { coolDownMs, maxCoolDownMs } = this.#times;
     const doubledMs = coolDownMs * 2 ** Math.min(this.#consecutiveFailures - 1, 20);
-    this.#availableAtMs = this.#clock.now() + Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
+    this.#availableAtMs =
+      this.#clock.now() + Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
     this.#changed();
   }
 }

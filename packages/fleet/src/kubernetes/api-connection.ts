@@ -2,7 +2,10 @@ import { request as httpRequest, type IncomingMessage } from "node:http";
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import { KvError } from "@kv/interface";
 
-/** Where the API server is, and who asks it. Without a file: `KUBECONFIG`, `~/.kube/config`, or the service account of the pod. */
+/**
+ * Where the API server is, and who asks it. Without a file: `KUBECONFIG`, `~/.kube/config`, or the
+ * service account of the pod.
+ */
 export interface KubernetesAccess {
   /** Path of a kubeconfig file. */
   readonly kubeconfig?: string | undefined;
@@ -38,8 +41,9 @@ export class ApiError extends Error {
 }
 
 /**
- * Sends GETs to the API server. `@kubernetes/client-node` finds the server and authenticates: kubeconfig files, service accounts, client certificates, exec plugins. Its
- * informer is not used: it keeps whole objects, which is 20 times the memory, and ends at the first error.
+ * Sends GETs to the API server. `@kubernetes/client-node` finds the server and authenticates:
+ * kubeconfig files, service accounts, client certificates, exec plugins. Its informer is not used:
+ * it keeps whole objects, which is 20 times the memory, and ends at the first error.
  */
 export class ApiConnection {
   readonly #access: KubernetesAccess;
@@ -55,14 +59,22 @@ export class ApiConnection {
     return config.getContextObject(config.getCurrentContext())?.namespace ?? "default";
   }
 
-  /** The JSON at a path. Errors: `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access that cannot be read. */
-  async get(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<unknown> {
+  /**
+   * The JSON at a path. Errors: `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access
+   * that cannot be read.
+   */
+  async get(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    signal: AbortSignal,
+  ): Promise<unknown> {
     const answer = await this.#open(path, query, ANSWER_TIMEOUT_MS, signal);
     return JSON.parse((await readAll(answer)).toString("utf8"));
   }
 
   /**
-   * Calls `onEvent` with each event of a watch. Resolves when the server ends it. Errors: as `get`; also when nothing comes for `idleMs`.
+   * Calls `onEvent` with each event of a watch. Resolves when the server ends it. Errors: as `get`;
+   * also when nothing comes for `idleMs`.
    */
   async watch(
     path: string,
@@ -70,7 +82,12 @@ export class ApiConnection {
     options: { readonly idleMs: number; readonly signal: AbortSignal; readonly onOpen: () => void },
     onEvent: (event: unknown) => void,
   ): Promise<void> {
-    const answer = await this.#open(path, { ...query, watch: "true" }, options.idleMs, options.signal);
+    const answer = await this.#open(
+      path,
+      { ...query, watch: "true" },
+      options.idleMs,
+      options.signal,
+    );
     options.onOpen();
     let pending: Buffer = Buffer.alloc(0);
     for await (const chunk of answer as AsyncIterable<Buffer>) {
@@ -110,7 +127,10 @@ export class ApiConnection {
     // A token that has expired is read again before the next request.
     if (status === 401) this.#config = undefined;
     const text = (await readAll(answer).catch(() => Buffer.alloc(0))).toString("utf8");
-    throw new ApiError(status, `the API server answered ${status} to GET ${url.pathname}${reasonIn(text)}`);
+    throw new ApiError(
+      status,
+      `the API server answered ${status} to GET ${url.pathname}${reasonIn(text)}`,
+    );
   }
 
   #loaded(): Promise<KubeConfig> {
@@ -129,9 +149,13 @@ async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<Ku
     else config.loadFromFile(kubeconfig);
     if (context !== undefined) config.setCurrentContext(context);
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`, {
-      cause,
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`,
+      {
+        cause,
+      },
+    );
   }
   if (config.getCurrentCluster() !== null) return config;
   throw new KvError(

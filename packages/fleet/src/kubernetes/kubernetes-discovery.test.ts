@@ -23,7 +23,10 @@ interface Asked {
   readonly response: ServerResponse;
 }
 
-/** A Kubernetes API server over HTTP. Lists are answered with `objects`; watches stay open until the test ends them. */
+/**
+ * A Kubernetes API server over HTTP. Lists are answered with `objects`; watches stay open until the
+ * test ends them.
+ */
 class ApiServer {
   readonly lists: Asked[] = [];
   readonly watches: Asked[] = [];
@@ -194,7 +197,11 @@ test("lists pods in pages, then follows them by a watch from the list's version"
   const server = await new ApiServer().start();
   open.push(server);
   server.pageSize = 1;
-  const { urls, errors } = await follow([pod("p1", "10.0.0.1"), pod("d1", "10.0.1.1", asDecode)], {}, server);
+  const { urls, errors } = await follow(
+    [pod("p1", "10.0.0.1"), pod("d1", "10.0.1.1", asDecode)],
+    {},
+    server,
+  );
   await expect.poll(urls).toEqual([[P1], [D1]]);
   await expect.poll(() => server.watches.length).toBe(1);
   const [first] = server.lists;
@@ -221,7 +228,10 @@ test("A11: a list without an end is left after 400 pages with an error, and is a
 }, 30_000);
 
 test("a pod that is not ready, or that begins to end, is left out at once, and comes back when it is ready", async () => {
-  const { server, urls } = await follow([pod("p1", "10.0.0.1"), pod("p2", "10.0.0.2", { ready: "False" })]);
+  const { server, urls } = await follow([
+    pod("p1", "10.0.0.1"),
+    pod("p2", "10.0.0.2", { ready: "False" }),
+  ]);
   await expect.poll(urls).toEqual([[P1], []]);
   await expect.poll(() => server.watches.length).toBe(1);
   server.event("MODIFIED", pod("p2", "10.0.0.2"));
@@ -301,7 +311,10 @@ test("bookmarks move the version on, and a watch that the server ends goes on fr
 test.each(["an event", "a status", "an event between the pages"])(
   "410 Gone as %s: all is listed again, and what went meanwhile is gone",
   async (form) => {
-    const { server, urls, errors } = await follow([pod("p1", "10.0.0.1"), pod("d1", "10.0.1.1", asDecode)]);
+    const { server, urls, errors } = await follow([
+      pod("p1", "10.0.0.1"),
+      pod("d1", "10.0.1.1", asDecode),
+    ]);
     await expect.poll(() => server.watches.length).toBe(1);
     server.objects = [pod("p2", "10.0.0.2"), pod("d1", "10.0.1.1", asDecode)];
     server.version = 900;
@@ -312,13 +325,16 @@ test.each(["an event", "a status", "an event between the pages"])(
       // The list's first page passes, its continue token is too old.
       server.scripted.push(
         (asked) => {
-          asked.response.end(JSON.stringify({ metadata: { continue: "1" }, items: [server.objects[0]] }));
+          asked.response.end(
+            JSON.stringify({ metadata: { continue: "1" }, items: [server.objects[0]] }),
+          );
         },
         (asked) => status(asked, 410),
       );
       server.event("ERROR", { kind: "Status", code: 410, message: "too old" });
       await expect.poll(() => lists.length).toBe(list + 4);
-    } else if (form === "an event") server.event("ERROR", { kind: "Status", code: 410, message: "too old" });
+    } else if (form === "an event")
+      server.event("ERROR", { kind: "Status", code: 410, message: "too old" });
     else {
       server.scripted.push((asked) => status(asked, 410));
       server.event("BOOKMARK", { metadata: { resourceVersion: "200" } });
@@ -368,7 +384,9 @@ test("a token that has expired is read again from its file", async () => {
   server.kubeconfig();
   server.event("BOOKMARK", { metadata: { resourceVersion: "200" } });
   server.watches[0]?.response.end();
-  await expect.poll(() => server.watches.at(-1)?.request.headers.authorization).toBe("Bearer second");
+  await expect
+    .poll(() => server.watches.at(-1)?.request.headers.authorization)
+    .toBe("Bearer second");
   server.event("ADDED", pod("p2", "10.0.0.2"));
   await expect.poll(urls).toEqual([[P1, P2], []]);
   expect(errors).toEqual([]);
@@ -381,13 +399,20 @@ test("without the rights, the server's message is told again and again, and no i
   const { errors, seen, urls } = await follow([pod("p1", "10.0.0.1")], {}, server);
   await expect.poll(urls).toEqual([[P1], []]);
   expect(errors.map(String)).toEqual(
-    Array(3).fill(expect.stringContaining("403 to GET /api/v1/namespaces/models/pods: scripted 403")),
+    Array(3).fill(
+      expect.stringContaining("403 to GET /api/v1/namespaces/models/pods: scripted 403"),
+    ),
   );
   expect(seen).toHaveLength(1);
 });
 
 const slice = (name: string, service: string, addressType: string, endpoints: object[]) => ({
-  metadata: { uid: name, name, resourceVersion: "1", labels: { "kubernetes.io/service-name": service } },
+  metadata: {
+    uid: name,
+    name,
+    resourceVersion: "1",
+    labels: { "kubernetes.io/service-name": service },
+  },
   addressType,
   ports: [{ name: "http", port: 8000 }],
   endpoints,
@@ -422,7 +447,10 @@ test("EndpointSlices: the role is the service's; endpoints that are not ready or
   expect(server.lists[0]?.path).toBe("/apis/discovery.k8s.io/v1/namespaces/models/endpointslices");
   expect(server.lists[0]?.query.get("labelSelector")).toBe("kubernetes.io/service-name in (p,d)");
   await expect.poll(() => server.watches.length).toBe(1);
-  server.event("MODIFIED", slice("p-4", "p", "IPv4", [endpoint("p2", "10.0.0.2", { terminating: true })]));
+  server.event(
+    "MODIFIED",
+    slice("p-4", "p", "IPv4", [endpoint("p2", "10.0.0.2", { terminating: true })]),
+  );
   // The pod with both addresses is reached by the one that is left.
   await expect.poll(urls).toEqual([["http://[fd00::1]:8000", "http://[fd00::9]:8000"], [D1]]);
 });
@@ -446,7 +474,9 @@ test("wrong options and a kubeconfig that cannot be read are refused", async () 
   await expect(kubernetesDiscovery({ podSelector: "a=b", services })).rejects.toThrow(
     "either podSelector or services",
   );
-  await expect(kubernetesDiscovery({ podSelector: "a=b", kubeconfig: "/nowhere" })).rejects.toMatchObject({
+  await expect(
+    kubernetesDiscovery({ podSelector: "a=b", kubeconfig: "/nowhere" }),
+  ).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",
   });
   const server = await new ApiServer().start();
@@ -463,7 +493,10 @@ test("after close, nothing is reported and no connection is left", async () => {
   const server = await new ApiServer().start();
   open.push(server);
   server.objects = [pod("p1", "10.0.0.1")];
-  const discovery = await kubernetesDiscovery({ kubeconfig: server.kubeconfig(), podSelector: "a=b" });
+  const discovery = await kubernetesDiscovery({
+    kubeconfig: server.kubeconfig(),
+    podSelector: "a=b",
+  });
   const seen: DiscoveredInstances[] = [];
   const errors: unknown[] = [];
   const watch = discovery.watch(

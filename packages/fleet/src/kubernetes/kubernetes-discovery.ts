@@ -15,21 +15,44 @@ import { Reflector } from "./reflector.js";
 export interface KubernetesDiscoveryOptions extends KubernetesAccess {
   /** The namespace. @default that of the context, or of the pod */
   readonly namespace?: string | undefined;
-  /** Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`. @default undefined */
+  /**
+   * Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`.
+   * @default undefined
+   */
   readonly podSelector?: string | undefined;
-  /** Follows the EndpointSlices of one service for each role. Their pods need no role label. @default undefined */
+  /**
+   * Follows the EndpointSlices of one service for each role. Their pods need no role label.
+   * @default undefined
+   */
   readonly services?: Readonly<Record<Role, string>> | undefined;
-  /** Port of the HTTP server: a number, or a port's name; one for both roles or one each. @default "http" */
+  /**
+   * Port of the HTTP server: a number, or a port's name; one for both roles or one each. @default
+   * "http"
+   */
   readonly port?: PortName | Readonly<Record<Role, PortName>> | undefined;
-  /** Port of the side channel, for pairing and push. Without it, it is learned from answers. @default undefined */
+  /**
+   * Port of the side channel, for pairing and push. Without it, it is learned from answers.
+   * @default undefined
+   */
   readonly sideChannelPort?: PortName | undefined;
-  /** The label with a pod's role, in llm-d's values: `prefill`, `decode`, `both`, `prefill-decode`, … @default "llm-d.ai/role" */
+  /**
+   * The label with a pod's role, in llm-d's values: `prefill`, `decode`, `both`, `prefill-decode`,
+   * … @default "llm-d.ai/role"
+   */
   readonly roleLabel?: string | undefined;
-  /** Pods with the same value fit one another: a hint for pairing without side channels. With `services`, a label of the service. @default undefined */
+  /**
+   * Pods with the same value fit one another: a hint for pairing without side channels. With
+   * `services`, a label of the service. @default undefined
+   */
   readonly revisionLabel?: string | undefined;
-  /** The label with the number of data-parallel ranks; each rank is an instance. @default undefined */
+  /**
+   * The label with the number of data-parallel ranks; each rank is an instance. @default undefined
+   */
   readonly dataParallelLabel?: string | undefined;
-  /** The address family to take where a pod has both. @default the pod's first address; of services IPv4 */
+  /**
+   * The address family to take where a pod has both. @default the pod's first address; of services
+   * IPv4
+   */
   readonly ipFamily?: 4 | 6 | undefined;
   /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
@@ -41,9 +64,11 @@ export interface KubernetesDiscoveryOptions extends KubernetesAccess {
 const COALESCE_MS = 20;
 
 /**
- * Follows pods, or the EndpointSlices of services, in a Kubernetes cluster. An instance that is not ready, or that begins to end, is left out at once. While the API
- * server cannot be read, the last known instances stay. Errors: `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is not installed, or the cluster's
- * configuration cannot be read. The API server itself is asked by `watch` first.
+ * Follows pods, or the EndpointSlices of services, in a Kubernetes cluster. An instance that is not
+ * ready, or that begins to end, is left out at once. While the API server cannot be read, the last
+ * known instances stay. Errors: `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is
+ * not installed, or the cluster's configuration cannot be read. The API server itself is asked by
+ * `watch` first.
  */
 export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): Promise<Discovery> {
   const { podSelector, services, port = "http", roleLabel = "llm-d.ai/role", ipFamily } = options;
@@ -51,9 +76,13 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
   const ports = typeof port === "object" ? port : { prefill: port, decode: port };
   const reading: ReadingOptions = { ...options, port: ports, roleLabel };
   if ((services === undefined) === (podSelector === undefined)) {
-    throw new KvError("KV_CONFIG_INVALID", "discovery in Kubernetes needs either podSelector or services", {
-      hint: "give the labels of the pods, such as app=vllm, or a service for each role",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "discovery in Kubernetes needs either podSelector or services",
+      {
+        hint: "give the labels of the pods, such as app=vllm, or a service for each role",
+      },
+    );
   }
   const connection = new ApiConnection(options);
   const namespace = encodeURIComponent(options.namespace ?? (await connection.namespace()));
@@ -66,7 +95,9 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
     watch(onChange, onError) {
       let timer: Timer | undefined;
       let isClosed = false;
-      let reflector: { items(): Iterable<readonly FoundPod[]> | undefined; close(): void } | undefined;
+      let reflector:
+        | { items(): Iterable<readonly FoundPod[]> | undefined; close(): void }
+        | undefined;
       const report = () => {
         timer = undefined;
         const items = reflector?.items();
@@ -102,11 +133,18 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
   };
 }
 
-/** The instances of all pods, each once: a pod may be in slices of both address families, and for a while in two slices of one. */
+/**
+ * The instances of all pods, each once: a pod may be in slices of both address families, and for a
+ * while in two slices of one.
+ */
 function combined(items: Iterable<readonly FoundPod[]>, family: 4 | 6): DiscoveredInstances {
   const pods = new Map<string, FoundPod[]>();
-  for (const found of items) for (const pod of found) pods.set(pod.uid, [...(pods.get(pod.uid) ?? []), pod]);
-  const byRole = { prefillers: new Map<string, InstanceSpec>(), decoders: new Map<string, InstanceSpec>() };
+  for (const found of items)
+    for (const pod of found) pods.set(pod.uid, [...(pods.get(pod.uid) ?? []), pod]);
+  const byRole = {
+    prefillers: new Map<string, InstanceSpec>(),
+    decoders: new Map<string, InstanceSpec>(),
+  };
   for (const all of pods.values()) {
     const preferred = all.filter((pod) => pod.family === family);
     for (const pod of preferred.length > 0 ? preferred : all)

@@ -32,7 +32,9 @@ const text = z.string().max(1024);
 const port = z.number().int().min(1).max(65_535);
 const labels = z.record(text, text).nullish();
 const containers = z
-  .array(z.object({ ports: z.array(z.object({ name: text.nullish(), containerPort: port })).nullish() }))
+  .array(
+    z.object({ ports: z.array(z.object({ name: text.nullish(), containerPort: port })).nullish() }),
+  )
   .nullish();
 
 const podSchema = z.object({
@@ -55,7 +57,9 @@ const sliceSchema = z.object({
     .array(
       z.object({
         addresses: z.array(text).min(1),
-        conditions: z.object({ ready: z.boolean().nullish(), terminating: z.boolean().nullish() }).nullish(),
+        conditions: z
+          .object({ ready: z.boolean().nullish(), terminating: z.boolean().nullish() })
+          .nullish(),
         targetRef: z.object({ uid: text.nullish() }).nullish(),
       }),
     )
@@ -78,8 +82,11 @@ export function readPod(object: unknown, options: ReadingOptions): FoundPod | un
   if (!parsed.success) return undefined;
   const { metadata, spec, status } = parsed.data;
   if (metadata.deletionTimestamp != null) return undefined;
-  if (!status?.conditions?.some((one) => one.type === "Ready" && one.status === "True")) return undefined;
-  const ips = [...(status.podIPs ?? []).map(({ ip }) => ip), status.podIP].filter((ip) => ip != null);
+  if (!status?.conditions?.some((one) => one.type === "Ready" && one.status === "True"))
+    return undefined;
+  const ips = [...(status.podIPs ?? []).map(({ ip }) => ip), status.podIP].filter(
+    (ip) => ip != null,
+  );
   const ip = ips.find((each) => isIP(each) === options.ipFamily) ?? ips[0];
   if (ip === undefined || isIP(ip) === 0) return undefined;
   // A sidecar of the pod may be an init container that goes on.
@@ -93,7 +100,10 @@ export function readPod(object: unknown, options: ReadingOptions): FoundPod | un
   return found({ uid: metadata.uid, ip, roles, number, labelled }, options);
 }
 
-/** The instances of the endpoints of a slice that are ready and do not end. `roles` are by the name of the service. */
+/**
+ * The instances of the endpoints of a slice that are ready and do not end. `roles` are by the name
+ * of the service.
+ */
 export function readEndpointSlice(
   object: unknown,
   roles: (service: string) => readonly Role[],
@@ -107,7 +117,8 @@ export function readEndpointSlice(
     typeof name === "number" ? name : (ports?.find((one) => one.name === name)?.port ?? undefined);
   return (endpoints ?? []).flatMap(({ addresses: [ip = ""], conditions, targetRef }) => {
     // An absent condition means that it is not known, which counts as ready.
-    if (conditions?.ready === false || conditions?.terminating === true || isIP(ip) === 0) return [];
+    if (conditions?.ready === false || conditions?.terminating === true || isIP(ip) === 0)
+      return [];
     const own = roles(labelled["kubernetes.io/service-name"] ?? "");
     return found({ uid: targetRef?.uid ?? ip, ip, roles: own, number, labelled }, options) ?? [];
   });
@@ -121,7 +132,10 @@ interface Given {
   readonly labelled: Readonly<Record<string, string>>;
 }
 
-function found({ uid, ip, roles, number, labelled }: Given, options: ReadingOptions): FoundPod | undefined {
+function found(
+  { uid, ip, roles, number, labelled }: Given,
+  options: ReadingOptions,
+): FoundPod | undefined {
   const { sideChannelPort, revisionLabel, dataParallelLabel } = options;
   const side = sideChannelPort === undefined ? undefined : number(sideChannelPort);
   const kv = side === undefined ? undefined : { host: ip, port: side };

@@ -26,17 +26,27 @@ const MAX_PAGES = 400;
 const MAX_LIST_MS = 120_000;
 /** The server ends a watch after this time. */
 const WATCH_SECONDS = 300;
-/** Bookmarks come about once a minute, so a watch without any byte for this long is a dead connection. */
+/**
+ * Bookmarks come about once a minute, so a watch without any byte for this long is a dead
+ * connection.
+ */
 const WATCH_IDLE_MS = 150_000;
 const SHORT_WATCH_MS = 1_000;
 const FIRST_RETRY_MS = 500;
 const MAX_RETRY_MS = 30_000;
 
 interface KubernetesObject {
-  readonly metadata?: { readonly uid?: string; readonly name?: string; readonly resourceVersion?: string };
+  readonly metadata?: {
+    readonly uid?: string;
+    readonly name?: string;
+    readonly resourceVersion?: string;
+  };
 }
 
-/** Keeps what is read of the objects of one collection in step with the API server, by a list and a watch. */
+/**
+ * Keeps what is read of the objects of one collection in step with the API server, by a list and a
+ * watch.
+ */
 export class Reflector<T> {
   readonly #options: ReflectorOptions<T>;
   readonly #closing = new AbortController();
@@ -74,7 +84,8 @@ export class Reflector<T> {
         if (error instanceof ApiError && error.status === 410) this.#resourceVersion = undefined;
         this.#failures += 1;
         // Both are usual once: a version becomes too old, and a token is replaced.
-        if (this.#failures === 1 && error instanceof ApiError && [401, 410].includes(error.status)) continue;
+        if (this.#failures === 1 && error instanceof ApiError && [401, 410].includes(error.status))
+          continue;
         this.#options.onError(error);
         await this.#wait();
       }
@@ -153,7 +164,10 @@ export class Reflector<T> {
     this.#options.onChange();
   }
 
-  /** Doubles with each failure in a row. The random part keeps many clients of a server that is back from asking at once. */
+  /**
+   * Doubles with each failure in a row. The random part keeps many clients of a server that is back
+   * from asking at once.
+   */
   #wait(): Promise<void> {
     const { clock, random } = this.#options;
     const { signal } = this.#closing;

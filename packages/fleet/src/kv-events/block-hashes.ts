@@ -4,8 +4,9 @@ const FIRST_ROWS = 1024;
 const MAX_COUNT = 255;
 
 /**
- * The blocks of one instance by the hashes that vLLM gives them: where each is in the tree, and how many copies each KV cache group has. Of a hash 64 bits
- * are kept: among ten million blocks, two are taken for one with a chance of one in a hundred thousand.
+ * The blocks of one instance by the hashes that vLLM gives them: where each is in the tree, and how
+ * many copies each KV cache group has. Of a hash 64 bits are kept: among ten million blocks, two
+ * are taken for one with a chance of one in a hundred thousand.
  */
 export class BlockHashes {
   // By the number of a hash.
@@ -123,7 +124,10 @@ export class BlockHashes {
 let low = 0;
 let high = 0;
 
-/** Differ in each process, so that a publisher of events does not know which hashes fall on one entry and make each look-up long. */
+/**
+ * Differ in each process, so that a publisher of events does not know which hashes fall on one
+ * entry and make each look-up long.
+ */
 const [SEED = 0, OTHER_SEED = 0] = crypto.getRandomValues(new Uint32Array(2));
 
 /** Sets `low` and `high` to 64 bits of a hash's text. */

@@ -11,7 +11,8 @@ const stored = (
   more: Partial<StoredBlocks> = {},
 ): StoredBlocks => ({ hashes, parent: undefined, tokens, blockSize: 2, group: FULL, ...more });
 const instance: Instance = { role: "prefill", url: "http://i", inFlight: 0 };
-const indexOf = (maxBlocks?: number, tree = new BlockTree()) => new BlockIndex(tree, instance, maxBlocks);
+const indexOf = (maxBlocks?: number, tree = new BlockTree()) =>
+  new BlockIndex(tree, instance, maxBlocks);
 /** Runs all steps. */
 const done = (steps: Steps) => void [...steps];
 const removed = (hashes: readonly string[], group = 0) => ({ hashes, group });
@@ -90,7 +91,11 @@ describe("several KV cache groups", () => {
     done(index.stored(stored(["c"], tokens.slice(0, 6), { group: { index: 1, needs: "all" } })));
     done(index.stored(stored(all, tokens)));
     expect(index.matchedTokens(prompt)).toBe(6);
-    done(index.stored(stored(["d"], tokens.slice(2), { parent: "a", group: { index: 1, needs: "all" } })));
+    done(
+      index.stored(
+        stored(["d"], tokens.slice(2), { parent: "a", group: { index: 1, needs: "all" } }),
+      ),
+    );
     expect(index.matchedTokens(prompt)).toBe(8);
   });
 });
@@ -113,7 +118,8 @@ test("a publisher that lies: wrong places are counted, and memory stays within t
   done(index.stored(stored(["c"], [3, 4])));
   expect(index.contradictions).toBe(3);
   expect(index.matchedTokens([3, 4, 5])).toBe(2);
-  for (let at = 0; at < 1000; at += 1) done(index.stored(stored([`x${at}`], [at, at], { parent: `p${at}` })));
+  for (let at = 0; at < 1000; at += 1)
+    done(index.stored(stored([`x${at}`], [at, at], { parent: `p${at}` })));
   expect([index.size <= 100, index.refused > 0]).toEqual([true, true]);
   for (let group = 1; group < 1000; group += 1)
     done(index.stored(stored(["x"], [9, 9], { group: { index: group, needs: "all" } })));

@@ -3,7 +3,9 @@ import { BlockHashes } from "./block-hashes.js";
 import { type BlockTree, type KnownGeometry, tokensHash } from "./block-tree.js";
 import type { CacheGroup, RemovedBlocks, StoredBlocks } from "./kv-event-batch.js";
 
-/** What is known of a group: the size of its blocks, and which blocks before a position it needs. */
+/**
+ * What is known of a group: the size of its blocks, and which blocks before a position it needs.
+ */
 interface Group extends CacheGroup {
   readonly blockSize: number;
 }
@@ -27,8 +29,8 @@ interface Run {
 }
 
 /**
- * The prefix cache of one instance as its KV events describe it: which blocks of the tree it has. The hashes are taken from the events and not computed
- * here.
+ * The prefix cache of one instance as its KV events describe it: which blocks of the tree it has.
+ * The hashes are taken from the events and not computed here.
  */
 export class BlockIndex {
   readonly #tree: BlockTree;
@@ -65,7 +67,9 @@ export class BlockIndex {
     return this.#refused;
   }
 
-  /** Blocks that an event has put at another place than an event before: no true publisher does so. */
+  /**
+   * Blocks that an event has put at another place than an event before: no true publisher does so.
+   */
   get contradictions(): number {
     return this.#contradictions;
   }
@@ -116,7 +120,10 @@ export class BlockIndex {
     }
   }
 
-  /** Removes all blocks: whoever asks finds none from now on. The steps that are returned give their memory back. */
+  /**
+   * Removes all blocks: whoever asks finds none from now on. The steps that are returned give their
+   * memory back.
+   */
   cleared(): Steps {
     const dropping = this.#dropping(this.#blocks, this.#holder, [...this.#geometries.values()]);
     this.#holder = this.#tree.renewed(this.#instance);
@@ -141,8 +148,8 @@ export class BlockIndex {
   }
 
   /**
-   * How many tokens of a prompt, from its first, vLLM takes from its cache: the longest begin of which each KV cache group has the blocks that it needs. At
-   * least the last token is computed.
+   * How many tokens of a prompt, from its first, vLLM takes from its cache: the longest begin of
+   * which each KV cache group has the blocks that it needs. At least the last token is computed.
    */
   matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
@@ -154,7 +161,8 @@ export class BlockIndex {
       return (missing === -1 ? path.length : missing) * first.blockSize;
     }
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
-    const numbersOf = (size: number) => this.#path(tokens, size).map((block) => this.#blocks.numberOf(block));
+    const numbersOf = (size: number) =>
+      this.#path(tokens, size).map((block) => this.#blocks.numberOf(block));
     const paths = new Map(sizes.map((size) => [size, numbersOf(size)]));
     const has = ({ index, blockSize }: Group, at: number) =>
       this.#blocks.copies(paths.get(blockSize)?.[at] ?? 0, index) > 0;
@@ -186,7 +194,10 @@ export class BlockIndex {
     return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
   }
 
-  /** vLLM repeats the blocks that a request finds in the cache where the request has `kv_cache_report_mode` "full": these are no further copies. */
+  /**
+   * vLLM repeats the blocks that a request finds in the cache where the request has
+   * `kv_cache_report_mode` "full": these are no further copies.
+   */
   *#has(hashes: readonly string[], group: number): Generator<undefined, boolean> {
     for (const [at, hash] of hashes.entries()) {
       if (at > 0 && at % STEP_BLOCKS === 0) yield;
@@ -195,14 +206,18 @@ export class BlockIndex {
     return true;
   }
 
-  /** False where there are too many groups. Blocks of a part of a group's size, as vLLM caches them for layers with a state, do not change the size. */
+  /**
+   * False where there are too many groups. Blocks of a part of a group's size, as vLLM caches them
+   * for layers with a state, do not change the size.
+   */
   #learn({ index, needs }: CacheGroup, blockSize: number, isWhole: boolean): boolean {
     const known = this.#groups.get(index);
     if (known === undefined && this.#groups.size >= MAX_GROUPS) return false;
     this.#groups.set(index, {
       index,
       blockSize: Math.max(blockSize, known?.blockSize ?? 0),
-      // vLLM 0.33 does not tell a group's kind. One that leaves blocks out needs those at the end of a prefix at least.
+      // vLLM 0.33 does not tell a group's kind. One that leaves blocks out needs those at the end
+      // of a prefix at least.
       needs: needs !== "all" ? needs : isWhole ? (known?.needs ?? "all") : 1,
     });
     return true;
@@ -247,7 +262,10 @@ export class BlockIndex {
     }
   }
 
-  /** Places a run behind a block, up to a block that was evicted meanwhile, and the runs that waited for one of its blocks. */
+  /**
+   * Places a run behind a block, up to a block that was evicted meanwhile, and the runs that waited
+   * for one of its blocks.
+   */
   #place(parent: number, first: Run, itsNumbers: readonly number[]): void {
     const placing = [{ parent, run: first, numbers: itsNumbers }];
     for (let next = placing.pop(); next !== undefined; next = placing.pop()) {

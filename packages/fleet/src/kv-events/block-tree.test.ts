@@ -15,7 +15,11 @@ const done = (steps: Steps | undefined) => void [...(steps ?? [])];
 function fleetOf(count: number) {
   const tree = new BlockTree();
   const instances = Array.from({ length: count }, (_, at) => {
-    const instance = { role: "prefill", url: `http://i${at}`, inFlight: 0 } as const satisfies Instance;
+    const instance = {
+      role: "prefill",
+      url: `http://i${at}`,
+      inFlight: 0,
+    } as const satisfies Instance;
     return { instance, index: new BlockIndex(tree, instance) };
   });
   return { tree, instances };
@@ -35,13 +39,21 @@ function store(index: BlockIndex, prompt: readonly number[], from = 0): void {
 }
 
 /** Tokens of the first blocks of a prompt that an instance has. */
-function matchedIn(copies: ReadonlyMap<string, number> | undefined, blocks: readonly number[]): number {
-  const missing = blocks.findIndex((_, at) => copies?.has(blocks.slice(0, at + 1).join(" ")) !== true);
+function matchedIn(
+  copies: ReadonlyMap<string, number> | undefined,
+  blocks: readonly number[],
+): number {
+  const missing = blocks.findIndex(
+    (_, at) => copies?.has(blocks.slice(0, at + 1).join(" ")) !== true,
+  );
   return BLOCK * (missing === -1 ? blocks.length : missing);
 }
 
 /** A block is a number, which is each of its tokens. */
-const tokensOf = (blocks: readonly number[]) => [...blocks.flatMap((block) => Array(BLOCK).fill(block)), 0];
+const tokensOf = (blocks: readonly number[]) => [
+  ...blocks.flatMap((block) => Array(BLOCK).fill(block)),
+  0,
+];
 
 test("each instance that has a begin of a prompt is found with what it has of it", () => {
   const prompt = fc.array(fc.nat(2), { minLength: 1, maxLength: 12 });
@@ -110,7 +122,9 @@ test("a block whose parent comes later does not hide its instance", () => {
   store(one.index, [1, 2, 3, 4], 2);
   expect(tree.holders(tokensOf([1, 2, 3, 4]))).toEqual([]);
   store(one.index, [1, 2]);
-  expect(tree.holders(tokensOf([1, 2, 3, 4])).some(({ instances: set }) => set.has(one.instance))).toBe(true);
+  expect(
+    tree.holders(tokensOf([1, 2, 3, 4])).some(({ instances: set }) => set.has(one.instance)),
+  ).toBe(true);
 });
 
 test("publishers with other sizes of blocks are followed up to a limit", () => {
@@ -142,7 +156,9 @@ test("of 2,048 instances that have a prompt, few are asked, and the one that has
   const best = instances[1234];
   if (best === undefined) throw new Error("no instance");
   store(best.index, [...shared, ...more]);
-  const indexes = new Map<Instance, BlockIndex>(instances.map(({ instance, index }) => [instance, index]));
+  const indexes = new Map<Instance, BlockIndex>(
+    instances.map(({ instance, index }) => [instance, index]),
+  );
   let asked = 0;
   const routing = prefixAware({
     cached: {
@@ -167,7 +183,9 @@ test("of 2,048 instances that have a prompt, few are asked, and the one that has
 test("tokens that are chosen to fit the numbers of their parents do not bring all blocks to one entry", () => {
   const parents = Array.from({ length: 1000 }, (_, at) => at + 1);
   const fitting = (parent: number) => Math.imul(parent, 0x9e3779b1) >>> 0;
-  expect(new Set(parents.map((parent) => placeHash(parent, fitting(parent)))).size).toBeGreaterThan(990);
+  expect(new Set(parents.map((parent) => placeHash(parent, fitting(parent)))).size).toBeGreaterThan(
+    990,
+  );
 });
 
 test("a block that several instances have is one block, and its last holder takes it along", () => {

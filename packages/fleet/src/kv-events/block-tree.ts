@@ -9,7 +9,10 @@ const FIRST_ROWS = 1024;
 /** Marks the number of a list or set of holders, where others are numbers of a holder. */
 const SEVERAL = 0x80000000;
 
-/** How prompts are cut into blocks: their tokens, and the tokens after them that their hashes cover too. */
+/**
+ * How prompts are cut into blocks: their tokens, and the tokens after them that their hashes cover
+ * too.
+ */
 export interface BlockGeometry {
   readonly blockSize: number;
   readonly lookahead: number;
@@ -34,13 +37,17 @@ export interface Holders extends Iterable<Instance> {
 /** Instances that may have the first blocks of a prompt in their prefix cache. */
 export interface PromptHolders {
   readonly instances: Holders;
-  /** Tokens of the prompt up to the last block that each of them has. An instance may have removed a block and kept later ones. */
+  /**
+   * Tokens of the prompt up to the last block that each of them has. An instance may have removed a
+   * block and kept later ones.
+   */
   readonly tokens: number;
 }
 
 /**
- * The blocks of prompts that any instance has in its prefix cache, each once, with the instances that have it. A block is known by the block before it and
- * a hash of its tokens, of 32 bits: a wrong match costs a request its best instance.
+ * The blocks of prompts that any instance has in its prefix cache, each once, with the instances
+ * that have it. A block is known by the block before it and a hash of its tokens, of 32 bits: a
+ * wrong match costs a request its best instance.
  */
 export class BlockTree {
   // By the number of a block.
@@ -50,7 +57,9 @@ export class BlockTree {
   #children = new Uint32Array(FIRST_ROWS);
   /** 0, the number of the only holder, or `SEVERAL` and the number of several. */
   #holders = new Uint32Array(FIRST_ROWS);
-  readonly #places = new HashTable((block) => placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0));
+  readonly #places = new HashTable((block) =>
+    placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0),
+  );
   #size = 0;
   #next = 1;
   #firstFree = 0;
@@ -60,7 +69,9 @@ export class BlockTree {
   readonly #several: (Several | undefined)[] = [];
   readonly #freeSeveral: number[] = [];
   readonly #geometries = new Map<string, KnownGeometry & { users: number }>();
-  /** A router looks a prompt up for one instance after another. Valid until a block comes or goes. */
+  /**
+   * A router looks a prompt up for one instance after another. Valid until a block comes or goes.
+   */
   #lastPath:
     | { readonly tokens: ArrayLike<number>; readonly of: BlockGeometry; readonly blocks: number[] }
     | undefined;
@@ -133,7 +144,9 @@ export class BlockTree {
     }
   }
 
-  /** A holder no longer has a block. A block that nobody has is forgotten when it has no children. */
+  /**
+   * A holder no longer has a block. A block that nobody has is forgotten when it has no children.
+   */
   drop(block: number, holder: number): void {
     const known = this.#holders[block] ?? 0;
     if (known >= SEVERAL) {
@@ -185,8 +198,9 @@ export class BlockTree {
   }
 
   /**
-   * The instance has lost all blocks. Returns its new number; nobody is found by the old one from now on. Whoever has the old one drops its blocks, which takes a while,
-   * and then calls `released`.
+   * The instance has lost all blocks. Returns its new number; nobody is found by the old one from
+   * now on. Whoever has the old one drops its blocks, which takes a while, and then calls
+   * `released`.
    */
   renewed(instance: Instance): number {
     const number = this.#numbers.get(instance);
@@ -209,7 +223,10 @@ export class BlockTree {
     this.#freeNumbers.push(number);
   }
 
-  /** The blocks of a prompt that any instance has, from its first. The last token is not in them: it is always computed. */
+  /**
+   * The blocks of a prompt that any instance has, from its first. The last token is not in them: it
+   * is always computed.
+   */
   path(tokens: ArrayLike<number>, of: KnownGeometry): readonly number[] {
     const last = this.#lastPath;
     if (last?.tokens === tokens && last.of === of) return last.blocks;
@@ -338,7 +355,10 @@ function sizeOf(holders: Several): number {
   return holders instanceof BitSet ? holders.size : holders.length;
 }
 
-/** Two large sets of one size are not compared: instances that have a block mostly have those before it. */
+/**
+ * Two large sets of one size are not compared: instances that have a block mostly have those before
+ * it.
+ */
 function areSame(holders: Several, others: Several): boolean {
   if (sizeOf(holders) !== sizeOf(others)) return false;
   if (holders instanceof BitSet || others instanceof BitSet) return true;
@@ -369,11 +389,15 @@ function withTokens(before: number, tokens: ArrayLike<number>, from: number, to:
   return hash;
 }
 
-/** Differs in each process, so that a publisher of events does not know which tokens fall on one entry and make each look-up long. */
+/**
+ * Differs in each process, so that a publisher of events does not know which tokens fall on one
+ * entry and make each look-up long.
+ */
 const [SEED = 0] = crypto.getRandomValues(new Uint32Array(1));
 
 /** Where the search for the block at a place begins. */
 export function placeHash(parent: number, tokens: number): number {
-  // The parent is mixed alone: numbers of blocks are known, so tokens that cancel its part could be chosen otherwise.
+  // The parent is mixed alone: numbers of blocks are known, so tokens that cancel its part could be
+  // chosen otherwise.
   return mixed(mixed(parent ^ SEED) ^ tokens);
 }

@@ -5,7 +5,10 @@ const MAX_LOAD_FACTOR = 0.75;
 /** Segments whose hashes have so many bits in common are not split any more, and grow. */
 const MAX_DEPTH = 20;
 
-/** Numbers whose hashes begin with the same bits: an open table, in which the last bits of a hash say where the search begins. */
+/**
+ * Numbers whose hashes begin with the same bits: an open table, in which the last bits of a hash
+ * say where the search begins.
+ */
 interface Segment {
   readonly numbers: Uint32Array;
   /** Bits that the hashes have in common. */
@@ -14,8 +17,10 @@ interface Segment {
 }
 
 /**
- * Numbers above 0, found by the hash of what each stands for: open tables in typed arrays, of 5 to 11 bytes for a number. A `Map` would take several
- * times as much, and a router follows many engines with millions of blocks. A segment that is full is split in two, so that no addition takes longer in a large table.
+ * Numbers above 0, found by the hash of what each stands for: open tables in typed arrays, of 5 to
+ * 11 bytes for a number. A `Map` would take several times as much, and a router follows many
+ * engines with millions of blocks. A segment that is full is split in two, so that no addition
+ * takes longer in a large table.
  */
 export class HashTable {
   /** By the first bits of a hash. A segment may be there several times. */

@@ -12,8 +12,8 @@ export type KvEvent =
 export interface CacheGroup {
   readonly index: number;
   /**
-   * What must be cached before a position from which the rest is computed: all tokens, or this number of tokens before it, as in layers with a sliding window and in
-   * layers with a state.
+   * What must be cached before a position from which the rest is computed: all tokens, or this
+   * number of tokens before it, as in layers with a sliding window and in layers with a state.
    */
   readonly needs: "all" | number;
 }
@@ -25,13 +25,17 @@ export interface StoredBlocks {
   /** Hash of the block before the first; undefined where the run begins a prompt. */
   readonly parent: string | undefined;
   /**
-   * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left out (vLLM does so in groups with a sliding window), and
-   * the hashes do not say which: the place of such a block is known from another group.
+   * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left
+   * out (vLLM does so in groups with a sliding window), and the hashes do not say which: the place
+   * of such a block is known from another group.
    */
   readonly tokens: ArrayLike<number>;
   /** Tokens in a block. */
   readonly blockSize: number;
-  /** Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative layers). Absent: none. */
+  /**
+   * Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative
+   * layers). Absent: none.
+   */
   readonly lookahead?: readonly ArrayLike<number>[] | undefined;
   /** The KV cache group. */
   readonly group: CacheGroup;
@@ -78,10 +82,12 @@ const MAX_HASH_BYTES = 128;
 const STEP_ITEMS = 1000;
 
 /**
- * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`): `[time, events, data_parallel_rank]`,
- * where each event is a map with its `type`. Events of other types, of LoRA adapters, of blocks with extra keys (images, salts)
- * and of other media than the engine's own memory are left out. Yields an event, or undefined after a step. The events before a malformed one are valid. Errors:
- * `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two million values, or eight levels.
+ * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`):
+ * `[time, events, data_parallel_rank]`, where each event is a map with its `type`. Events of other
+ * types, of LoRA adapters, of blocks with extra keys (images, salts) and of other media than the
+ * engine's own memory are left out. Yields an event, or undefined after a step. The events before a
+ * malformed one are valid. Errors: `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two
+ * million values, or eight levels.
  */
 export function* readKvEventBatch(payload: Uint8Array): Generator<KvEvent | undefined, void> {
   const batch = yield* decodeMsgpackInSteps(payload, "a batch of KV events", LIMITS);
@@ -90,13 +96,18 @@ export function* readKvEventBatch(payload: Uint8Array): Generator<KvEvent | unde
       throw new Error("it is no list with a list of events");
     for (const value of batch[1] as unknown[]) yield yield* readEvent(value);
   } catch (cause) {
-    throw new KvError("KV_WIRE_MALFORMED", `a batch of KV events cannot be decoded: ${reasonOf(cause)}`, {
-      cause,
-    });
+    throw new KvError(
+      "KV_WIRE_MALFORMED",
+      `a batch of KV events cannot be decoded: ${reasonOf(cause)}`,
+      {
+        cause,
+      },
+    );
   }
 }
 
-// Checked by hand and not by schemas: an engine sends a hundred batches a second, and a router follows many engines.
+// Checked by hand and not by schemas: an engine sends a hundred batches a second, and a router
+// follows many engines.
 function* readEvent(value: unknown): Reading<KvEvent | undefined> {
   const event = (typeof value === "object" && value !== null ? value : {}) as Fields;
   if (event["type"] === "AllBlocksCleared") return { type: "cleared" };
@@ -118,7 +129,8 @@ function* readStored(event: Fields): Reading<KvEvent | undefined> {
   const lookahead = event["lookahead_token_ids"] ?? undefined;
   if (lookahead !== undefined && !(Array.isArray(lookahead) && lookahead.every(isTokenIds)))
     throw new Error("lookahead_token_ids are not lists of integers");
-  const isKeyed = event["lora_name"] != null || (isList(keys) && keys.some((key: unknown) => key != null));
+  const isKeyed =
+    event["lora_name"] != null || (isList(keys) && keys.some((key: unknown) => key != null));
   const group = { index: groupIn(event), needs: needsOf(event) };
   if (isKeyed || !isOwnMemory(event["medium"])) return undefined;
   return {
@@ -148,7 +160,8 @@ function* tokensIn({ token_ids: tokens }: Fields): Reading<ArrayLike<number>> {
   if (!Array.isArray(tokens)) throw new Error("token_ids are not integers");
   for (let at = 0; at < tokens.length; at += STEP_ITEMS) {
     if (at > 0) yield;
-    if (!isTokenIds(tokens.slice(at, at + STEP_ITEMS))) throw new Error("token_ids are not integers");
+    if (!isTokenIds(tokens.slice(at, at + STEP_ITEMS)))
+      throw new Error("token_ids are not integers");
   }
   return tokens as readonly number[];
 }
@@ -160,7 +173,8 @@ function isList(value: unknown): value is readonly unknown[] | Int32Array {
 
 function groupIn({ group_idx: index }: Fields): number {
   if (index == null) return 0;
-  if (!isCount(index) || index > MAX_GROUP) throw new Error(`group_idx is not an integer up to ${MAX_GROUP}`);
+  if (!isCount(index) || index > MAX_GROUP)
+    throw new Error(`group_idx is not an integer up to ${MAX_GROUP}`);
   return index;
 }
 

@@ -10,11 +10,17 @@ export interface ReplayOptions {
   readonly from: bigint;
   readonly clock: Clock;
   readonly signal: AbortSignal;
-  /** Called with each batch, in the order of sequence numbers, which may have gaps. The next one is read when its promise has resolved. */
+  /**
+   * Called with each batch, in the order of sequence numbers, which may have gaps. The next one is
+   * read when its promise has resolved.
+   */
   batch(sequence: bigint, payload: Uint8Array): Promise<void> | undefined;
 }
 
-/** Between two messages of a replay, in ms. vLLM's publisher looks for requests at least every 100 ms. */
+/**
+ * Between two messages of a replay, in ms. vLLM's publisher looks for requests at least every 100
+ * ms.
+ */
 const IDLE_TIMEOUT_MS = 5000;
 /** For a whole replay, in ms, without the time in which its batches are applied. */
 const REPLAY_TIMEOUT_MS = 60_000;
@@ -22,11 +28,19 @@ const REPLAY_TIMEOUT_MS = 60_000;
 const END = 2n ** 64n - 1n;
 
 /**
- * Asks a publisher for the batches that it still has (vLLM 0.32 and 0.33, `ZmqEventPublisher._service_replay`: a ROUTER that answers one request with
- * one message per batch, the sequence number -1 last). Resolves at the end of the replay. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
- * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for sequence numbers that do not grow; the signal's reason.
+ * Asks a publisher for the batches that it still has (vLLM 0.32 and 0.33,
+ * `ZmqEventPublisher._service_replay`: a ROUTER that answers one request with one message per
+ * batch, the sequence number -1 last). Resolves at the end of the replay. Errors:
+ * `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for sequence
+ * numbers that do not grow; the signal's reason.
  */
-export async function replayBatches({ endpoint, from, clock, signal, batch }: ReplayOptions): Promise<void> {
+export async function replayBatches({
+  endpoint,
+  from,
+  clock,
+  signal,
+  batch,
+}: ReplayOptions): Promise<void> {
   signal.throwIfAborted();
   const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
   const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
@@ -48,7 +62,12 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
     };
     const aborted = () => end(signal.reason);
     const connection = new ZmqConnection({
-      ...{ host, port, socketType: "REQ", peerTypes: ["ROUTER", "REP"], maxFrames, maxMessageBytes },
+      host,
+      port,
+      socketType: "REQ",
+      peerTypes: ["ROUTER", "REP"],
+      maxFrames,
+      maxMessageBytes,
     });
     connection.keepAlive(false);
     connection.onEstablished = () => connection.send([new Uint8Array(0), encodeSequence(from)]);
@@ -63,7 +82,10 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
         return undefined;
       }
       if (sequence <= last)
-        throw new KvError("KV_WIRE_MALFORMED", `batch ${sequence} was replayed after batch ${last}`);
+        throw new KvError(
+          "KV_WIRE_MALFORMED",
+          `batch ${sequence} was replayed after batch ${last}`,
+        );
       last = sequence;
       const beganAtMs = clock.now();
       if (beganAtMs - startedAtMs - appliedMs > REPLAY_TIMEOUT_MS) {
@@ -84,7 +106,9 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
   });
 }
 
-/** A sequence number as the publisher sends it: 8 bytes, big-endian; undefined for anything else. */
+/**
+ * A sequence number as the publisher sends it: 8 bytes, big-endian; undefined for anything else.
+ */
 export function readSequence(frame: Uint8Array | undefined): bigint | undefined {
   if (frame?.byteLength !== 8) return undefined;
   return new DataView(frame.buffer, frame.byteOffset, frame.byteLength).getBigUint64(0);

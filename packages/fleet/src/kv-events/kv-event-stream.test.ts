@@ -14,8 +14,14 @@ afterEach(() => {
 
 /** One block after `parent`, with its own number as each of its tokens. */
 const stored = (hash: number, parent: number | null = null) => ({
-  ...{ type: "BlockStored", block_hashes: [hash], parent_block_hash: parent },
-  ...{ token_ids: [hash, hash], block_size: 2, lora_id: null, medium: "GPU", lora_name: null },
+  type: "BlockStored",
+  block_hashes: [hash],
+  parent_block_hash: parent,
+  token_ids: [hash, hash],
+  block_size: 2,
+  lora_id: null,
+  medium: "GPU",
+  lora_name: null,
 });
 const removed = (hash: number) => ({ type: "BlockRemoved", block_hashes: [hash], medium: "GPU" });
 
@@ -36,11 +42,15 @@ function follow({ endpoint, replayEndpoint }: Pick<EventPublisher, "endpoint" | 
   const publishes = { kvEvents: endpoint, kvEventsReplay: replayEndpoint };
   const instance = { role: "prefill", url: "http://p", inFlight: 0, ...publishes } as const;
   subscriber.follow([instance]);
-  const prompt = (...blocks: readonly number[]) => [...blocks.flatMap((block) => [block, block]), 0];
+  const prompt = (...blocks: readonly number[]) => [
+    ...blocks.flatMap((block) => [block, block]),
+    0,
+  ];
   return {
     warnings,
     status: () => subscriber.status(instance),
-    matched: (...blocks: readonly number[]) => subscriber.matchedTokens(instance, prompt(...blocks)),
+    matched: (...blocks: readonly number[]) =>
+      subscriber.matchedTokens(instance, prompt(...blocks)),
     following: () =>
       expect.poll(() => subscriber.status(instance)?.state, { timeout: 5000 }).toBe("following"),
     /** Waits until the batch before `next` is in the index. */
@@ -59,7 +69,12 @@ test("a late subscriber fetches the batches before it, and its index is complete
   // The last batch comes before the end of the replay.
   await late.following();
   expect(late.matched(7, 8, 9)).toBe(4);
-  expect(late.status()).toMatchObject({ complete: true, missed_batches: 0, blocks: 2, reason: null });
+  expect(late.status()).toMatchObject({
+    complete: true,
+    missed_batches: 0,
+    blocks: 2,
+    reason: null,
+  });
 });
 
 test("after a gap of 100 batches the index equals that of a subscriber without the gap", async () => {
@@ -68,9 +83,12 @@ test("after a gap of 100 batches the index equals that of a subscriber without t
   const follower = follow(server);
   await follower.reached(1);
   for (let hash = 2; hash <= 101; hash += 1)
-    await server.publish([stored(hash, hash - 1), ...(hash % 10 === 0 ? [stored(1000 + hash)] : [])], {
-      lost: true,
-    });
+    await server.publish(
+      [stored(hash, hash - 1), ...(hash % 10 === 0 ? [stored(1000 + hash)] : [])],
+      {
+        lost: true,
+      },
+    );
   await server.publish([removed(1010)]);
   const without = follow(server);
   await Promise.all([follower.reached(102), without.reached(102)]);
@@ -87,12 +105,19 @@ test("a subscriber that comes after batches were dropped says how many it has no
   const late = follow(server);
   await late.reached(5);
   expect(late.status()).toMatchObject({
-    ...{ complete: false, missed_batches: 3, blocks: 2 },
+    complete: false,
+    missed_batches: 3,
+    blocks: 2,
     reason: "the publisher no longer has the first batches",
   });
   await server.publish([{ type: "AllBlocksCleared" }, stored(6)]);
   await late.reached(6);
-  expect(late.status()).toMatchObject({ complete: true, missed_batches: 0, blocks: 1, reason: null });
+  expect(late.status()).toMatchObject({
+    complete: true,
+    missed_batches: 0,
+    blocks: 1,
+    reason: null,
+  });
 });
 
 test("without a replay socket, a gap clears the index, which says that it is not complete", async () => {
@@ -115,7 +140,10 @@ test("without a replay socket, a gap clears the index, which says that it is not
   await server.publish([stored(501)]);
   await expect.poll(() => follower.matched(501), { timeout: 5000 }).toBe(2);
   expect(follower.status()?.blocks).toBe(1);
-  expect(follower.status()).toMatchObject({ complete: false, reason: "the publisher has no replay socket" });
+  expect(follower.status()).toMatchObject({
+    complete: false,
+    reason: "the publisher has no replay socket",
+  });
 });
 
 test.each([2, 5])(
@@ -145,7 +173,10 @@ test("a sequence that runs backwards is asked about once a second, with one warn
   for (let round = 0; round < 200; round += 1)
     await server.publish([stored(7)], { sequence: BigInt(round % 2) });
   await expect.poll(() => follower.warnings.length).toBe(1);
-  expect(follower.warnings[0]).toMatchObject(["kv-events-out-of-order", { endpoint: server.endpoint }]);
+  expect(follower.warnings[0]).toMatchObject([
+    "kv-events-out-of-order",
+    { endpoint: server.endpoint },
+  ]);
   expect(server.asked.length).toBeLessThan(5);
   expect(follower.matched(1)).toBe(2);
 });
@@ -157,7 +188,9 @@ test("batches with wrong hashes cause one warning that names the source", async 
   await server.publish([stored(3)]);
   const follower = follow(server);
   await follower.reached(3);
-  expect(follower.warnings).toMatchObject([["kv-events-contradictory", { endpoint: server.endpoint }]]);
+  expect(follower.warnings).toMatchObject([
+    ["kv-events-contradictory", { endpoint: server.endpoint }],
+  ]);
   expect(follower.status()).toMatchObject({ complete: false, missed_batches: 1 });
   expect([follower.matched(1), follower.matched(3)]).toEqual([2, 2]);
 });
@@ -170,7 +203,11 @@ test("a stream that is closed while its cache is being cleared gives all memory 
   const [tree, clock] = [new BlockTree(), systemClock()];
   const turns = new YieldingQueue({ clock });
   const of = { tree, instance: { role: "prefill", url: "http://p", inFlight: 0 } } as const;
-  const stream = new KvEventStream({ endpoint, replayEndpoint }, of, { log: silentLog, clock, turns });
+  const stream = new KvEventStream({ endpoint, replayEndpoint }, of, {
+    log: silentLog,
+    clock,
+    turns,
+  });
   for (let most = 0; tree.size >= most; await new Promise((resolve) => setImmediate(resolve)))
     most = tree.size;
   expect(tree.size).toBeGreaterThan(0);
@@ -223,7 +260,8 @@ test("the ranks of a data-parallel server are followed one by one", async () => 
   const warnings: (LogFields | undefined)[] = [];
   const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields) };
   using subscriber = new KvEventSubscriber({
-    ...{ log, clock: manualClock() },
+    log,
+    clock: manualClock(),
     get: async () => ({ status: 200, body }),
   });
   const server = { role: "prefill", url: "http://127.0.0.1:1", inFlight: 0 } as const;

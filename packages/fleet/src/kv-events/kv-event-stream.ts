@@ -19,7 +19,9 @@ const WARNING_INTERVAL_MS = 600_000;
 /** Batches that wait while missed ones are fetched. More are dropped, and fetched too. */
 const MAX_HELD = 1024;
 const MAX_HELD_BYTES = 32 * 1024 * 1024;
-/** Requests for missed batches in a row: libzmq drops what a publisher sends faster than it leaves. */
+/**
+ * Requests for missed batches in a row: libzmq drops what a publisher sends faster than it leaves.
+ */
 const MAX_ROUNDS = 100;
 /** Between two attempts to fetch missed batches. */
 const MIN_REPLAY_INTERVAL_MS = 1000;
@@ -31,9 +33,10 @@ interface Batch {
 }
 
 /**
- * Follows the KV events of one instance and keeps the index of its cache. Batches that were published before it connected, or that were lost, are
- * fetched from the replay socket. A publisher that has been restarted is recognized by its last batch being another one. Batches are decoded and applied in turns with other
- * work of the process; what comes faster waits at the publisher.
+ * Follows the KV events of one instance and keeps the index of its cache. Batches that were
+ * published before it connected, or that were lost, are fetched from the replay socket. A publisher
+ * that has been restarted is recognized by its last batch being another one. Batches are decoded
+ * and applied in turns with other work of the process; what comes faster waits at the publisher.
  */
 export class KvEventStream {
   readonly index: BlockIndex;
@@ -47,7 +50,10 @@ export class KvEventStream {
   /** Missed batches are being fetched, or will be. */
   #isReplaying = false;
   #next = 0n;
-  /** The last batch that was applied: a restarted publisher has another one, as each contains the time of its events. */
+  /**
+   * The last batch that was applied: a restarted publisher has another one, as each contains the
+   * time of its events.
+   */
   #last: Batch | undefined;
   /** Resolves when no batch is being applied. */
   #applied: Promise<void> = Promise.resolve();
@@ -67,7 +73,11 @@ export class KvEventStream {
   constructor(
     source: KvEventSource,
     { tree, instance }: { readonly tree: BlockTree; readonly instance: Instance },
-    { log, clock, turns }: { readonly log: Log; readonly clock: Clock; readonly turns: YieldingQueue },
+    {
+      log,
+      clock,
+      turns,
+    }: { readonly log: Log; readonly clock: Clock; readonly turns: YieldingQueue },
     onLost: () => void = () => {},
   ) {
     this.index = new BlockIndex(tree, instance);
@@ -112,7 +122,9 @@ export class KvEventStream {
       missed_batches: this.#hasStarted ? Number(this.#missed) : null,
       next_batch: Number(this.#next),
       blocks: this.index.size,
-      reason: isFull ? `the index is full, and ${this.index.refused} blocks were left out` : this.#reason,
+      reason: isFull
+        ? `the index is full, and ${this.index.refused} blocks were left out`
+        : this.#reason,
     };
   }
 
@@ -126,7 +138,10 @@ export class KvEventStream {
 
   #received(batch: Batch): Promise<void> | undefined {
     if (!this.#isReplaying && batch.sequence === this.#next) return this.#apply(batch);
-    if (this.#held.length >= MAX_HELD || this.#heldBytes + batch.payload.byteLength > MAX_HELD_BYTES) {
+    if (
+      this.#held.length >= MAX_HELD ||
+      this.#heldBytes + batch.payload.byteLength > MAX_HELD_BYTES
+    ) {
       this.#droppedHeld = true;
       return undefined;
     }
@@ -134,7 +149,10 @@ export class KvEventStream {
     this.#heldBytes += batch.payload.byteLength;
     if (this.#isReplaying) return undefined;
     if (this.#hasStarted && batch.sequence < this.#next)
-      this.#warn("kv-events-out-of-order", { expected: String(this.#next), at: String(batch.sequence) });
+      this.#warn("kv-events-out-of-order", {
+        expected: String(this.#next),
+        at: String(batch.sequence),
+      });
     this.#catchUp();
     return undefined;
   }
@@ -182,7 +200,10 @@ export class KvEventStream {
     let hasHole = false;
     const nextBefore = this.#next;
     await replayBatches({
-      ...{ endpoint, from, clock: this.#clock, signal: this.#closing.signal },
+      endpoint,
+      from,
+      clock: this.#clock,
+      signal: this.#closing.signal,
       batch: (sequence, payload) => {
         if (isFirst && known !== undefined && sequence === known.sequence && !isOther) {
           isFirst = false;
@@ -191,7 +212,8 @@ export class KvEventStream {
         }
         if (isOther || hasHole) return undefined;
         if (sequence > this.#next) {
-          // Later holes are what libzmq has dropped; before the first batch is what the publisher no longer has.
+          // Later holes are what libzmq has dropped; before the first batch is what the publisher
+          // no longer has.
           if (!isFirst) {
             hasHole = true;
             return undefined;
@@ -285,7 +307,8 @@ export class KvEventStream {
     this.#next = batch.sequence + 1n;
     this.#last = batch;
     const { contradictions } = this.index;
-    if (contradictions > this.#contradictions) this.#warn("kv-events-contradictory", { contradictions });
+    if (contradictions > this.#contradictions)
+      this.#warn("kv-events-contradictory", { contradictions });
     this.#contradictions = contradictions;
   }
 

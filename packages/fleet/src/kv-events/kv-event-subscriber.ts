@@ -10,11 +10,15 @@ import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
 
 /** The prefixes that instances report to have in their caches. */
 export interface CachedPrefixes {
-  /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
+  /**
+   * How many tokens of a prompt, from its first, an instance has cached; undefined for an instance
+   * that reports nothing.
+   */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /**
-   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one mostly have the shorter ones, too.
-   * Without it, all instances are asked for their tokens.
+   * The instances that may have a begin of the prompt cached, the longest begin first; instances
+   * that have a longer one mostly have the shorter ones, too. Without it, all instances are asked
+   * for their tokens.
    */
   holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
   /** Called with all instances of the pool after each change. */
@@ -33,9 +37,14 @@ export interface KvEventSubscriberOptions {
   readonly log: Log;
   /** Times connections, replays and questions. */
   readonly clock: Clock;
-  /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. @default undefined */
+  /**
+   * Asks instances where they publish. Without it, only instances whose configuration names the
+   * endpoint are followed. @default undefined
+   */
   readonly get?: InstanceGet | undefined;
-  /** Where batches wait to be decoded, with those of other subscribers. @default a queue of this one */
+  /**
+   * Where batches wait to be decoded, with those of other subscribers. @default a queue of this one
+   */
   readonly turns?: YieldingQueue | undefined;
 }
 
@@ -45,8 +54,8 @@ export function kvEventTurns(clock: Clock): YieldingQueue {
 }
 
 /**
- * Follows the KV events that vLLM publishes over ZMQ (`--kv-events-config`), of each instance that names its endpoint in its configuration or at
- * `GET /kv_event_sources` (vLLM 0.33).
+ * Follows the KV events that vLLM publishes over ZMQ (`--kv-events-config`), of each instance that
+ * names its endpoint in its configuration or at `GET /kv_event_sources` (vLLM 0.33).
  */
 export class KvEventSubscriber implements CachedPrefixes {
   readonly #options: FollowOptions;
@@ -59,7 +68,10 @@ export class KvEventSubscriber implements CachedPrefixes {
     this.#options = { ...options, turns: options.turns ?? kvEventTurns(options.clock) };
   }
 
-  /** The tokens of a prompt that an instance has cached; undefined for an instance whose events have not come. */
+  /**
+   * The tokens of a prompt that an instance has cached; undefined for an instance whose events have
+   * not come.
+   */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined {
     const stream = this.#followed.get(instance)?.stream;
     return stream?.hasStarted === true ? stream.index.matchedTokens(tokens) : undefined;
@@ -70,12 +82,17 @@ export class KvEventSubscriber implements CachedPrefixes {
     return this.#tree.holders(tokens);
   }
 
-  /** Whether an instance publishes its events. Where none does, all are looked at once in a while only. */
+  /**
+   * Whether an instance publishes its events. Where none does, all are looked at once in a while
+   * only.
+   */
   get readsTokenIds(): boolean {
     const nowMs = this.#options.clock.now();
     if (nowMs - this.#readsTokenIdsAtMs < LOOK_AGAIN_MS) return this.#readsTokenIds;
     this.#readsTokenIdsAtMs = nowMs;
-    this.#readsTokenIds = [...this.#followed.values()].some(({ stream }) => stream?.hasStarted === true);
+    this.#readsTokenIds = [...this.#followed.values()].some(
+      ({ stream }) => stream?.hasStarted === true,
+    );
     return this.#readsTokenIds;
   }
 
@@ -169,7 +186,9 @@ class FollowedInstance {
     this.stream = new KvEventStream(source, of, this.#options, () => void this.#ask());
   }
 
-  /** Asks the instance where it publishes, again until it says so, and after its publisher was lost. */
+  /**
+   * Asks the instance where it publishes, again until it says so, and after its publisher was lost.
+   */
   async #ask(): Promise<void> {
     const { get, clock } = this.#options;
     const { role, url, kvEvents } = this.#instance;
@@ -179,7 +198,10 @@ class FollowedInstance {
     let source: KvEventSource | undefined;
     try {
       const { status, body } = await get({
-        ...{ role, url, path: "/kv_event_sources", timeoutMs: ASK_TIMEOUT_MS },
+        role,
+        url,
+        path: "/kv_event_sources",
+        timeoutMs: ASK_TIMEOUT_MS,
       });
       if (status === 200) source = this.#sourceIn(JSON.parse(body));
     } catch {
@@ -189,7 +211,8 @@ class FollowedInstance {
     if (this.#isClosed) return;
     if (
       source !== undefined &&
-      (source.endpoint !== this.#source?.endpoint || source.replayEndpoint !== this.#source.replayEndpoint)
+      (source.endpoint !== this.#source?.endpoint ||
+        source.replayEndpoint !== this.#source.replayEndpoint)
     )
       this.#open(source);
     if (source === undefined) this.#timer = clock.setTimer(() => void this.#ask(), ASK_AGAIN_MS);
@@ -223,7 +246,10 @@ class FollowedInstance {
   }
 }
 
-/** An endpoint as this host reaches it: what a server calls all of its addresses, or itself, is the host of its URL. */
+/**
+ * An endpoint as this host reaches it: what a server calls all of its addresses, or itself, is the
+ * host of its URL.
+ */
 function reachable(endpoint: string, host: string): string | undefined {
   const own = endpoint.replace(
     /^tcp:\/\/(\*|0\.0\.0\.0|\[::\]|localhost|127\.[\d.]+|\[::1\])(?=:\d+$)/,

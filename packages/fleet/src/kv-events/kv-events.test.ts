@@ -6,7 +6,11 @@ import { expect, test } from "vitest";
 import { type KvEvent, readKvEventBatch } from "./kv-event-batch.js";
 import { KvEventSubscriber } from "./kv-event-subscriber.js";
 
-const stored = (hashes: readonly number[], tokens: readonly number[], parent: number | null = null) => ({
+const stored = (
+  hashes: readonly number[],
+  tokens: readonly number[],
+  parent: number | null = null,
+) => ({
   type: "BlockStored",
   block_hashes: hashes,
   parent_block_hash: parent,
@@ -22,13 +26,20 @@ const read = (payload: Uint8Array) =>
 const batch = (...events: readonly object[]) => encode([1.5, events, 0]);
 
 test("decodes the events of vLLM's publisher, without blocks that have extra keys", () => {
-  expect(read(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" }))).toEqual([
-    {
-      ...{ type: "stored", hashes: ["7"], parent: undefined, tokens: [1, 2], blockSize: 2 },
-      ...{ lookahead: undefined, group: { index: 0, needs: "all" } },
-    },
-    { type: "cleared" },
-  ]);
+  expect(read(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" }))).toEqual(
+    [
+      {
+        type: "stored",
+        hashes: ["7"],
+        parent: undefined,
+        tokens: [1, 2],
+        blockSize: 2,
+        lookahead: undefined,
+        group: { index: 0, needs: "all" },
+      },
+      { type: "cleared" },
+    ],
+  );
   const bytes = { ...stored([], [1, 2]), block_hashes: [new Uint8Array([1, 2])] };
   expect(read(batch(bytes))).toMatchObject([{ hashes: ["AQI="] }]);
   const largest = Buffer.from(batch(stored([2 ** 52], [1, 2])));
@@ -46,7 +57,9 @@ test("the group of a block says what it needs, and blocks of other media are lef
   expect(group({ kv_cache_spec_kind: "mamba" })).toMatchObject({ group: { needs: 1 } });
   expect(group({ medium: "CPU" })).toBeUndefined();
   const removed = { type: "BlockRemoved", block_hashes: [7], group_idx: 3 };
-  expect(read(batch({ ...removed, medium: "GPU" }))).toEqual([{ type: "removed", hashes: ["7"], group: 3 }]);
+  expect(read(batch({ ...removed, medium: "GPU" }))).toEqual([
+    { type: "removed", hashes: ["7"], group: 3 },
+  ]);
   expect(read(batch({ ...removed, medium: "CPU" }))).toEqual([]);
 });
 
@@ -67,7 +80,10 @@ test.each([
 
 test.each([
   ["a list of 2^32 entries", [0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff]],
-  ["lists of 65,535 entries, nested 300 times", Array.from({ length: 300 }, () => [0xdc, 0xff, 0xff]).flat()],
+  [
+    "lists of 65,535 entries, nested 300 times",
+    Array.from({ length: 300 }, () => [0xdc, 0xff, 0xff]).flat(),
+  ],
   ["a map of 2^32 entries", [0x92, 0x01, 0x91, 0xdf, 0xff, 0xff, 0xff, 0xff]],
 ])("allocates nothing for %s that a few bytes announce", (_, bytes) => {
   expect(() => read(Uint8Array.from(bytes))).toThrow(
@@ -98,7 +114,9 @@ test("maxFrames: a publisher that sends frames without end is disconnected, each
   const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields) };
   using subscriber = new KvEventSubscriber({ log, clock: systemClock() });
   const { port } = server.address() as { port: number };
-  subscriber.follow([{ role: "prefill", url: "p", inFlight: 0, kvEvents: `tcp://127.0.0.1:${port}` }]);
+  subscriber.follow([
+    { role: "prefill", url: "p", inFlight: 0, kvEvents: `tcp://127.0.0.1:${port}` },
+  ]);
   await expect.poll(() => sockets.length).toBeGreaterThan(2);
   expect(warnings).toHaveLength(1);
   expect(warnings[0]?.["reason"]).toContain("more than 8 frames");

@@ -16,8 +16,9 @@ import {
 /** A value that prevents two engines from being a pair, at both. */
 export interface PairDifference {
   /**
-   * A factor of the compatibility hash (`vllm_version`, `dtype`, …), a size or a layout of the plan (`tp_size`, `block_size`, `kv_cache_layout`, …),
-   * `label`, `side_channel`, or `compatibility_hash` where the factor is not known.
+   * A factor of the compatibility hash (`vllm_version`, `dtype`, …), a size or a layout of the plan
+   * (`tp_size`, `block_size`, `kv_cache_layout`, …), `label`, `side_channel`, or
+   * `compatibility_hash` where the factor is not known.
    */
   readonly factor: string;
   /** The prefill instance's value. */
@@ -30,7 +31,9 @@ export interface PairDifference {
 export type PairCheck =
   | {
       readonly fits: true;
-      /** What the check rests on: hash and plan, the hash alone, labels, or nothing (`unverified`). */
+      /**
+       * What the check rests on: hash and plan, the hash alone, labels, or nothing (`unverified`).
+       */
       readonly basis: "plan" | "hash" | "label" | "unverified";
       /** What could not be checked, and why. */
       readonly note?: string | undefined;
@@ -62,7 +65,10 @@ export function checkKey(facts: EngineFacts): string {
   return `${planKey(facts)} ${facts.factors !== undefined} ${facts.compatibilityHash}`;
 }
 
-/** Whether a search for the factors of a hash decides or explains a pair: the hashes differ, or heads are split and the type of the cache is not known. */
+/**
+ * Whether a search for the factors of a hash decides or explains a pair: the hashes differ, or
+ * heads are split and the type of the cache is not known.
+ */
 export function needsFactors(prefill: EngineFacts, decode: EngineFacts): boolean {
   if (prefill.compatibilityHash !== decode.compatibilityHash)
     return knownDifferences(prefill, decode).length === 0;
@@ -110,7 +116,8 @@ function knownDifferences(prefill: EngineFacts, decode: EngineFacts): readonly P
     { factor: "transfer_mode", prefill: prefill.mode, decode: decode.mode },
   ];
   return pairs.filter(
-    (pair) => pair.prefill !== undefined && pair.decode !== undefined && pair.prefill !== pair.decode,
+    (pair) =>
+      pair.prefill !== undefined && pair.decode !== undefined && pair.prefill !== pair.decode,
   );
 }
 
@@ -118,11 +125,17 @@ function knownDifferences(prefill: EngineFacts, decode: EngineFacts): readonly P
 const plans = new Map<number, PairCheck>();
 const MAX_PLANS = 1000;
 const planKeys = new WeakMap<EngineFacts, number>();
-/** A number for each geometry, so that a pair is looked up without joining texts. A number is never used for a second one. */
+/**
+ * A number for each geometry, so that a pair is looked up without joining texts. A number is never
+ * used for a second one.
+ */
 const numbers = new Map<string, number>();
 let lastNumber = 0;
 
-/** Equal for engines that have the same plans: all of their geometry but addresses and numbers of blocks. */
+/**
+ * Equal for engines that have the same plans: all of their geometry but addresses and numbers of
+ * blocks.
+ */
 function planKey(facts: EngineFacts): number {
   let key = planKeys.get(facts);
   if (key === undefined) {
@@ -169,7 +182,9 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   if (p.baseAddresses.length > MAX_REGIONS || d.baseAddresses.length > MAX_REGIONS)
     return unplanned(`more than ${MAX_REGIONS} regions`);
   if (hasStates(p) || hasStates(d))
-    return unplanned("handshakes do not tell the kinds of cache of a model with state-space layers");
+    return unplanned(
+      "handshakes do not tell the kinds of cache of a model with state-space layers",
+    );
   if ([p, d].some(({ pleBlockLengthBytes }) => pleBlockLengthBytes !== null))
     return unplanned("the model has replicated states (ple_block_len)");
   if (p.baseAddresses.length < d.baseAddresses.length && isStageOf(p, d))
@@ -180,7 +195,8 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   // The result is kept for any two engines of these geometries.
   const ids = { prefill: { ...p, engineId: "prefill" }, decode: { ...d, engineId: "decode" } };
   const pair: PairToPlan = { ...ids, ...sizes, groups: assumedGroups(p), cacheDtype };
-  if (Math.max(sizes.prefillTp, sizes.decodeTp) > MAX_TP) return unplanned(`a TP size above ${MAX_TP}`);
+  if (Math.max(sizes.prefillTp, sizes.decodeTp) > MAX_TP)
+    return unplanned(`a TP size above ${MAX_TP}`);
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",
     hasVllm: prefill.isVllm || decode.isVllm,
@@ -222,8 +238,9 @@ function isStageOf(prefill: AgentMetadata, decode: AgentMetadata): boolean {
 }
 
 /**
- * TP sizes and KV heads of the pair. A TP size that is not known follows from the other and from the lengths of the blocks; where both are unknown,
- * their ratio does, which is what a plan needs. Text where nothing follows.
+ * TP sizes and KV heads of the pair. A TP size that is not known follows from the other and from
+ * the lengths of the blocks; where both are unknown, their ratio does, which is what a plan needs.
+ * Text where nothing follows.
  */
 function tpSizes(prefill: EngineFacts, decode: EngineFacts) {
   const [p, d] = [prefill.metadata, decode.metadata];
@@ -244,7 +261,10 @@ function tpSizes(prefill: EngineFacts, decode: EngineFacts) {
   return { prefillTp, decodeTp, numKvHeads };
 }
 
-/** The value in which the sides of a refused plan differ. In a plan's error, decode is local and prefill remote. */
+/**
+ * The value in which the sides of a refused plan differ. In a plan's error, decode is local and
+ * prefill remote.
+ */
 function planDifference(
   error: KvError,
   { prefill, decode, prefillTp, decodeTp }: PairToPlan,
@@ -253,14 +273,23 @@ function planDifference(
   const values: readonly PairDifference[] = [
     { factor: "block_size", prefill: prefill.blockSize, decode: decode.blockSize },
     { factor: "kv_cache_layout", prefill: prefill.kvCacheLayout, decode: decode.kvCacheLayout },
-    { factor: "attn_backend_name", prefill: prefill.attentionBackend, decode: decode.attentionBackend },
+    {
+      factor: "attn_backend_name",
+      prefill: prefill.attentionBackend,
+      decode: decode.attentionBackend,
+    },
     { factor: "dcp_size", prefill: prefill.dcpSize, decode: decode.dcpSize },
     { factor: "tp_size", prefill: prefillTp, decode: decodeTp },
-    { factor: "regions", prefill: prefill.baseAddresses.length, decode: decode.baseAddresses.length },
+    {
+      factor: "regions",
+      prefill: prefill.baseAddresses.length,
+      decode: decode.baseAddresses.length,
+    },
   ];
   const named = values.find((value) => value.prefill === remote && value.decode === local);
   const differing = values.find((value) => value.prefill !== value.decode);
   if (named !== undefined) return named;
-  if (local !== undefined || remote !== undefined) return { factor: "plan", prefill: remote, decode: local };
+  if (local !== undefined || remote !== undefined)
+    return { factor: "plan", prefill: remote, decode: local };
   return differing ?? { factor: "plan", prefill: error.message, decode: null };
 }

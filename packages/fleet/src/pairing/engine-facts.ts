@@ -16,13 +16,19 @@ import { hasMla } from "./plan-pair.js";
 export interface EngineFacts {
   /** vLLM's `engine_id`, new with each start. */
   readonly engineId: string;
-  /** Equal for two readings of one engine: a digest of its metadata, which has a name of its NIXL agent and addresses of its memory. */
+  /**
+   * Equal for two readings of one engine: a digest of its metadata, which has a name of its NIXL
+   * agent and addresses of its memory.
+   */
   readonly identity: string;
   /** The hash that both engines of a pair must have in common. */
   readonly compatibilityHash: string;
   /** The metadata of rank (0, 0), without the transport's part. */
   readonly metadata: AgentMetadata;
-  /** The factors of the hash, by vLLM's names: announced (engines of this project), or found by a search. */
+  /**
+   * The factors of the hash, by vLLM's names: announced (engines of this project), or found by a
+   * search.
+   */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
   /** The answer of `GET /version`. */
   readonly vllmVersion: string | undefined;
@@ -30,7 +36,9 @@ export interface EngineFacts {
   readonly models: readonly string[];
   /** Tensor-parallel size, from the configuration or from the instance's answers. */
   readonly tpSize: number | undefined;
-  /** Whether its connector pulls or pushes: a factor of the hash, or from the instance's answers. */
+  /**
+   * Whether its connector pulls or pushes: a factor of the hash, or from the instance's answers.
+   */
   readonly mode: "pull" | "push" | undefined;
   /** False for engines that announce more than vLLM does. */
   readonly isVllm: boolean;
@@ -48,7 +56,10 @@ export interface InstanceGetRequest {
   readonly timeoutMs: number;
 }
 
-/** Sends a GET and resolves with the status and the begin of the body. The user of `Pairing` provides it with its own HTTP client. */
+/**
+ * Sends a GET and resolves with the status and the begin of the body. The user of `Pairing`
+ * provides it with its own HTTP client.
+ */
 export type InstanceGet = (
   request: InstanceGetRequest,
 ) => Promise<{ readonly status: number; readonly body: string }>;
@@ -74,9 +85,11 @@ export interface ReadEngineOptions {
 const MAX_ID_LENGTH = 512;
 
 /**
- * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which may stay unknown. No other rank is asked: when
- * vLLM 0.33 is asked for a rank that it does not have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
- * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which
+ * may stay unknown. No other rank is asked: when vLLM 0.33 is asked for a rank that it does not
+ * have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
+ * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function readEngineFacts(options: ReadEngineOptions): Promise<EngineFacts> {
   const { address, sideChannel, timeoutMs, signal } = options;
@@ -94,13 +107,19 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
     );
   }
   const { payload } = decodeHandshakeReply(frames);
-  const metadata = { ...decodeAgentMetadata(payload.agentMetadataBytes), agentMetadata: new Uint8Array(0) };
+  const metadata = {
+    ...decodeAgentMetadata(payload.agentMetadataBytes),
+    agentMetadata: new Uint8Array(0),
+  };
   for (const [name, text] of [
     ["engine_id", metadata.engineId],
     ["compatibility_hash", payload.compatibilityHash],
   ] as const) {
     if (text.length > MAX_ID_LENGTH)
-      throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `handshake reply: ${name} has ${text.length} characters`);
+      throw new KvError(
+        "KV_WIRE_LIMIT_EXCEEDED",
+        `handshake reply: ${name} has ${text.length} characters`,
+      );
   }
   const [vllmVersion, models] = await Promise.all([readVersion(options), readModels(options)]);
   const factors = announcedFactors(payload.extension?.["factors"], payload.compatibilityHash);
@@ -125,7 +144,8 @@ export function modeIn(factors: EngineFacts["factors"]): EngineFacts["mode"] {
 }
 
 function announcedFactors(announced: unknown, hash: string): EngineFacts["factors"] {
-  if (typeof announced !== "object" || announced === null || Array.isArray(announced)) return undefined;
+  if (typeof announced !== "object" || announced === null || Array.isArray(announced))
+    return undefined;
   const factors = announced as Readonly<Record<string, unknown>>;
   return compatibilityHash(factors) === hash ? factors : undefined;
 }
@@ -141,10 +161,15 @@ async function readModels(options: ReadEngineOptions): Promise<string[]> {
   const names = data
     .slice(0, 4)
     .flatMap((model: { root?: unknown; id?: unknown } | null) => [model?.root, model?.id]);
-  return names.filter((name): name is string => typeof name === "string" && name.length <= MAX_ID_LENGTH);
+  return names.filter(
+    (name): name is string => typeof name === "string" && name.length <= MAX_ID_LENGTH,
+  );
 }
 
-/** An empty object for any other answer than JSON: version and model only help to say why engines do not fit. */
+/**
+ * An empty object for any other answer than JSON: version and model only help to say why engines do
+ * not fit.
+ */
 async function getJson(
   { instance, get, timeoutMs }: ReadEngineOptions,
   path: string,
@@ -158,7 +183,10 @@ async function getJson(
   }
 }
 
-/** Bytes of KV in the blocks that `remote_block_ids` of an answer names, on all ranks of an engine; undefined where they are not known. */
+/**
+ * Bytes of KV in the blocks that `remote_block_ids` of an answer names, on all ranks of an engine;
+ * undefined where they are not known.
+ */
 export function kvBytesOf(facts: EngineFacts, blockIds: unknown): number | undefined {
   if (!Array.isArray(blockIds)) return undefined;
   const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
@@ -181,8 +209,14 @@ export function mayFindFactors(facts: EngineFacts): boolean {
   return facts.factors === undefined && !searched.has(facts);
 }
 
-/** Searches the factors of an engine's hash, in steps between which requests are served. Undefined where none give the hash, or after an abort. */
-export async function findFactors(facts: EngineFacts, signal: AbortSignal): Promise<EngineFacts | undefined> {
+/**
+ * Searches the factors of an engine's hash, in steps between which requests are served. Undefined
+ * where none give the hash, or after an abort.
+ */
+export async function findFactors(
+  facts: EngineFacts,
+  signal: AbortSignal,
+): Promise<EngineFacts | undefined> {
   const search = searchHashFactors(facts.compatibilityHash, {
     vllmVersion: facts.vllmVersion,
     models: facts.models,
@@ -199,5 +233,7 @@ export async function findFactors(facts: EngineFacts, signal: AbortSignal): Prom
   }
   searched.add(facts);
   const { factors } = step.value;
-  return factors === undefined ? undefined : { ...facts, factors, mode: modeIn(factors) ?? facts.mode };
+  return factors === undefined
+    ? undefined
+    : { ...facts, factors, mode: modeIn(factors) ?? facts.mode };
 }

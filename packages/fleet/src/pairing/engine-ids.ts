@@ -9,8 +9,10 @@ interface Known {
 }
 
 /**
- * Finds instances whose engines have one id. A peer tells engines apart by their ids: it would take the blocks of the second one from the memory of the first, without an error. An engine
- * that was known before the other instance came keeps its id. Of two that came together neither does, as a peer may know either of them.
+ * Finds instances whose engines have one id. A peer tells engines apart by their ids: it would take
+ * the blocks of the second one from the memory of the first, without an error. An engine that was
+ * known before the other instance came keeps its id. Of two that came together neither does, as a
+ * peer may know either of them.
  */
 export class EngineIds {
   readonly #byId = new Map<string, Set<Entry>>();
@@ -22,7 +24,10 @@ export class EngineIds {
     entry.cameAt = ++this.#changes;
   }
 
-  /** Takes note of the engine of an instance, undefined where the instance has left. Returns those that have another namesake than before. */
+  /**
+   * Takes note of the engine of an instance, undefined where the instance has left. Returns those
+   * that have another namesake than before.
+   */
   note(entry: Entry, facts: EngineFacts | undefined): Entry[] {
     const before = this.#known.get(entry);
     if (before?.facts === facts) return [];

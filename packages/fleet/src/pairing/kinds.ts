@@ -4,7 +4,9 @@ import type { EngineFacts } from "./engine-facts.js";
 import type { Entry, Kind } from "./pairing-entry.js";
 import type { PairingSettings } from "./pairing-settings.js";
 
-/** The kinds of instances of both roles, and which of them fit: each pair of kinds is checked once. */
+/**
+ * The kinds of instances of both roles, and which of them fit: each pair of kinds is checked once.
+ */
 export class Kinds {
   readonly #mode: PairingSettings["mode"];
   readonly #byKey: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
@@ -19,7 +21,10 @@ export class Kinds {
     return [...this.#byKey[role].values()];
   }
 
-  /** Moves an entry to the kind of what is known about it. Returns the entries of the other role whose checks have changed. */
+  /**
+   * Moves an entry to the kind of what is known about it. Returns the entries of the other role
+   * whose checks have changed.
+   */
   place(entry: Entry): Entry[] {
     const { role } = entry.instance;
     const key = kindKey(entry);
@@ -46,7 +51,10 @@ export class Kinds {
     return entriesOf(created);
   }
 
-  /** Takes an entry out of its kind. Returns the entries of the other role whose checks have changed. */
+  /**
+   * Takes an entry out of its kind. Returns the entries of the other role whose checks have
+   * changed.
+   */
   leave(entry: Entry): Entry[] {
     const { kind } = entry;
     if (kind === undefined) return [];
@@ -59,14 +67,17 @@ export class Kinds {
 }
 
 /** Those of the other role. */
-const entriesOf = ({ checks }: Kind): Entry[] => [...checks.keys()].flatMap(({ entries }) => [...entries]);
+const entriesOf = ({ checks }: Kind): Entry[] =>
+  [...checks.keys()].flatMap(({ entries }) => [...entries]);
 
 const otherRole = (role: Role): Role => (role === "prefill" ? "decode" : "prefill");
 
 /** Equal for instances of a role that are of one kind. */
 function kindKey({ facts, namesake, instance }: Entry): string {
   const key = JSON.stringify([facts === undefined ? null : checkKey(facts), instance.label]);
-  return namesake === undefined ? key : JSON.stringify([key, instanceName(instance), instanceName(namesake)]);
+  return namesake === undefined
+    ? key
+    : JSON.stringify([key, instanceName(instance), instanceName(namesake)]);
 }
 
 /** How many instances of the other role fit those of a kind. */
@@ -89,7 +100,8 @@ export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): bool
 /** The kinds of the other role that fit a kind. */
 export function fittingKinds(kind: Kind | undefined): Kind[] {
   const fitting: Kind[] = [];
-  if (kind !== undefined) for (const [other, { fits }] of kind.checks) if (fits) fitting.push(other);
+  if (kind !== undefined)
+    for (const [other, { fits }] of kind.checks) if (fits) fitting.push(other);
   return fitting;
 }
 
@@ -118,10 +130,15 @@ function sharedId({ facts, namesake, instance }: Entry): string {
 /** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
 function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
   // Peers know a decode engine by its id only with push.
-  const isRead = d.namesake?.role === "prefill" || [p, d].some(({ facts }) => facts?.mode === "push");
+  const isRead =
+    d.namesake?.role === "prefill" || [p, d].some(({ facts }) => facts?.mode === "push");
   if (p.namesake !== undefined || (d.namesake !== undefined && isRead)) {
     const [prefill, decode] = [sharedId(p), sharedId(d)];
-    return { fits: false, differences: [{ factor: "engine_id", prefill, decode }], note: SHARED_ID };
+    return {
+      fits: false,
+      differences: [{ factor: "engine_id", prefill, decode }],
+      note: SHARED_ID,
+    };
   }
   if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
   const [ours, theirs] = [p.instance.label, d.instance.label];
@@ -132,9 +149,14 @@ function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCh
   if (mode === "lenient") return UNVERIFIED;
   const side = (entry: Entry) => {
     if (entry.facts !== undefined) return "read";
-    return mode === "label" && entry.instance.label === undefined ? "not read, without a label" : "not read";
+    return mode === "label" && entry.instance.label === undefined
+      ? "not read, without a label"
+      : "not read";
   };
-  return { fits: false, differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }] };
+  return {
+    fits: false,
+    differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }],
+  };
 }
 
 function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {

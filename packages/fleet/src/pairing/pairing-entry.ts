@@ -17,7 +17,10 @@ export interface PairedInstance extends Instance {
   available(): boolean;
 }
 
-/** The prefill instance that a decode instance is to fit; for a prefill instance, that there is to be any decode instance that it fits. */
+/**
+ * The prefill instance that a decode instance is to fit; for a prefill instance, that there is to
+ * be any decode instance that it fits.
+ */
 export type Partner = Instance | AnyPartner;
 
 /** Any decode instance that takes requests. */
@@ -40,7 +43,10 @@ export interface AnsweredEngine {
   readonly mode: "pull" | "push";
 }
 
-/** Instances of one role that are alike in all that decides which others they fit: fleets have many instances of few kinds. */
+/**
+ * Instances of one role that are alike in all that decides which others they fit: fleets have many
+ * instances of few kinds.
+ */
 export interface Kind {
   readonly key: string;
   /** A number of its own. */
@@ -101,7 +107,9 @@ export class Entry {
   adopt(facts: EngineFacts): void {
     const { answered, instance, engines } = this;
     const own =
-      answered !== undefined && sameEngine(answered.engineId, facts.engineId) ? answered : undefined;
+      answered !== undefined && sameEngine(answered.engineId, facts.engineId)
+        ? answered
+        : undefined;
     const before = engines.get(facts.engineId);
     const isSame = before?.compatibilityHash === facts.compatibilityHash;
     const factors = facts.factors ?? (isSame ? before?.factors : undefined);
@@ -145,7 +153,10 @@ export function addressUnknown(role: Role): KvError {
   });
 }
 
-/** Errors: `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one that answers requests. */
+/**
+ * Errors: `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one
+ * that answers requests.
+ */
 export function requireAnsweredEngine(
   entry: Entry,
   facts: EngineFacts,

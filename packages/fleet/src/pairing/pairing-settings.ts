@@ -2,9 +2,10 @@ import type { Clock, Log } from "@kv/interface";
 import type { InstanceGet } from "./engine-facts.js";
 
 /**
- * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached. `lenient`: every
- * instance, as without pairing; it is logged. `label`: instances with its label. `strict`: none. With `off`, no side channel is read
- * and all instances pair.
+ * What pairs with an instance whose side channel was never read, because its address is not known
+ * or it cannot be reached. `lenient`: every instance, as without pairing; it is logged. `label`:
+ * instances with its label. `strict`: none. With `off`, no side channel is read and all instances
+ * pair.
  */
 export const PAIRING_MODES = ["lenient", "label", "strict", "off"] as const;
 /** One of `PAIRING_MODES`. */
@@ -18,7 +19,9 @@ export interface PairingSettings {
   readonly timeoutMs: number;
   /** Between two readings of an engine that shows no sign of a restart, in milliseconds. */
   readonly refreshMs: number;
-  /** The file with the key of the side channels, where the engines have one (`handshake_key_file`). */
+  /**
+   * The file with the key of the side channels, where the engines have one (`handshake_key_file`).
+   */
   readonly handshakeKeyFile?: string | undefined;
 }
 

@@ -12,10 +12,17 @@ export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
   const near = nearest(kind);
   const unverified = facts === undefined && partners > 0;
   const state =
-    kind.checks.size === 0 ? "alone" : partners === 0 ? "unpaired" : unverified ? "unverified" : "paired";
+    kind.checks.size === 0
+      ? "alone"
+      : partners === 0
+        ? "unpaired"
+        : unverified
+          ? "unverified"
+          : "paired";
   const reason =
     near !== undefined
-      ? differencesText(near) + (facts === undefined && error !== undefined ? ` (${error.message})` : "")
+      ? differencesText(near) +
+        (facts === undefined && error !== undefined ? ` (${error.message})` : "")
       : unverified
         ? (error?.message ?? "its side channel is being read")
         : noteOf(kind);
@@ -50,13 +57,16 @@ export function logStatus(log: Log, entry: Entry): void {
   entry.logged = key;
   const fields = { role: instance.role, instance: instanceName(instance), reason };
   if (state === "unpaired") log.warn("instance-unpaired", { ...fields, differences });
-  else if (state === "unverified") log.warn("instance-unverified", { ...fields, hint: error?.hint });
-  else if (state === "paired" && before !== "") log.info("instance-paired", { ...fields, partners });
+  else if (state === "unverified")
+    log.warn("instance-unverified", { ...fields, hint: error?.hint });
+  else if (state === "paired" && before !== "")
+    log.info("instance-paired", { ...fields, partners });
 }
 
 /** What could not be checked of a pair that fits. */
 function noteOf({ checks }: Kind): string | null {
-  for (const check of checks.values()) if (check.fits && check.note !== undefined) return check.note;
+  for (const check of checks.values())
+    if (check.fits && check.note !== undefined) return check.note;
   return null;
 }
 

@@ -27,8 +27,8 @@ const fixture = (name: string) =>
   );
 /** Real vLLM 0.33 with TP 1: 4 regions, blocks of 32 tokens. */
 const METADATA = decodeAgentMetadata(
-  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")]).payload
-    .agentMetadataBytes,
+  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")])
+    .payload.agentMetadataBytes,
 );
 const FACTORS = {
   attn_backend_name: "CPU_ATTN",
@@ -58,7 +58,10 @@ interface Engine {
   announces?: boolean;
 }
 
-/** A side channel as vLLM's: a ZMQ ROUTER that answers with a handshake. `change` replaces the engine, as a restart does. */
+/**
+ * A side channel as vLLM's: a ZMQ ROUTER that answers with a handshake. `change` replaces the
+ * engine, as a restart does.
+ */
 async function sideChannel(engine: Engine = {}) {
   const router = new Router({ linger: 0 });
   await router.bind("tcp://127.0.0.1:*");
@@ -79,7 +82,11 @@ async function sideChannel(engine: Engine = {}) {
         extension: current.announces === true ? { version: 1, factors } : undefined,
         rest: {},
       });
-      await router.send([route as Buffer, delimiter as Buffer, ...encodeHandshakeReply(payload, 1)]);
+      await router.send([
+        route as Buffer,
+        delimiter as Buffer,
+        ...encodeHandshakeReply(payload, 1),
+      ]);
     }
   })().catch(() => {});
   return {
@@ -167,8 +174,14 @@ test("instances of two versions serve in their own pairs, and an announced facto
       { factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" },
     ],
   });
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "paired", partners: 1, tp_size: null });
-  await expect.poll(() => lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(1);
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({
+    state: "paired",
+    partners: 1,
+    tp_size: null,
+  });
+  await expect
+    .poll(() => lines.filter(({ event }) => event === "instance-unpaired"))
+    .toHaveLength(1);
   expect(lines.at(-1)?.fields).toMatchObject({ role: "prefill", instance: "http://p1:80" });
   expect([v33.asked, v32.asked]).toEqual([2, 2]);
 });
@@ -187,16 +200,28 @@ test("of vLLM, which announces no factors, the versions that its servers answer 
 });
 
 test("a factor that no server answers is found by a search, and the log has one line about it", async () => {
-  const [one, other] = [await sideChannel(), await sideChannel({ factors: { is_hma_enabled: false } })];
-  const { pools, lines } = await fleet({ prefill: [one.port], decode: [other.port], models: ["tiny"] });
+  const [one, other] = [
+    await sideChannel(),
+    await sideChannel({ factors: { is_hma_enabled: false } }),
+  ];
+  const { pools, lines } = await fleet({
+    prefill: [one.port],
+    decode: [other.port],
+    models: ["tiny"],
+  });
   await expect
     .poll(() => pools.prefill.status()[0]?.pairing?.differences)
     .toEqual([{ factor: "is_hma_enabled", prefill: "true", decode: "false" }]);
-  await expect.poll(() => lines.filter(({ fields }) => fields["role"] === "prefill")).toHaveLength(1);
+  await expect
+    .poll(() => lines.filter(({ fields }) => fields["role"] === "prefill"))
+    .toHaveLength(1);
 });
 
 test("a factor that is not found is shown as the two hashes", async () => {
-  const [one, other] = [await sideChannel(), await sideChannel({ factors: { is_hma_enabled: false } })];
+  const [one, other] = [
+    await sideChannel(),
+    await sideChannel({ factors: { is_hma_enabled: false } }),
+  ];
   const { pools } = await fleet({ prefill: [one.port], decode: [other.port] });
   const differences = pools.prefill.status()[0]?.pairing?.differences;
   expect(differences?.map(({ factor }) => factor)).toEqual(["compatibility_hash"]);
@@ -215,7 +240,11 @@ test("equal hashes without a plan are no pair: the layout is named with both val
 test("a vLLM 0.31 decode worker with larger blocks than prefill's is no pair: its text would be wrong", async () => {
   const v31 = { factors: { vllm_version: "0.31.0", nixl_connector_version: 13 } };
   const half = METADATA.blockLengthsBytes.map((length) => length / 2);
-  const small = { blockSize: METADATA.blockSize / 2, blockLengthsBytes: half, blockStridesBytes: half };
+  const small = {
+    blockSize: METADATA.blockSize / 2,
+    blockLengthsBytes: half,
+    blockStridesBytes: half,
+  };
   const [p, d] = [await sideChannel({ ...v31, metadata: small }), await sideChannel(v31)];
   const versions = { p0: "0.31.0", d0: "0.31.0" };
   const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions });
@@ -233,9 +262,17 @@ test.each([
   "another attention backend at prefill: %s into a vLLM decode worker with %s",
   async (mode, decode, routed) => {
     const at = { factors: { transfer_mode: mode } };
-    const p = await sideChannel({ ...at, metadata: { attentionBackend: "PLAIN" }, announces: true });
+    const p = await sideChannel({
+      ...at,
+      metadata: { attentionBackend: "PLAIN" },
+      announces: true,
+    });
     const d = await sideChannel({ ...at, metadata: { attentionBackend: decode } });
-    const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions: { d0: "0.33.0" } });
+    const { route, pools } = await fleet({
+      prefill: [p.port],
+      decode: [d.port],
+      versions: { d0: "0.33.0" },
+    });
     expect(route(1)).toEqual([routed]);
     const status = pools.prefill.status()[0]?.pairing;
     if (routed === "p0-d0") return expect(status).toMatchObject({ state: "paired" });
@@ -249,7 +286,9 @@ test.each([
 test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
   const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
   const one = await sideChannel();
-  const two = await sideChannel({ metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths } });
+  const two = await sideChannel({
+    metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths },
+  });
   const { route, pools } = await fleet({ prefill: [one.port], decode: [two.port] });
   expect(route(1)).toEqual(["p0-d0"]);
   expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "paired", reason: null });
@@ -258,28 +297,34 @@ test("TP sizes that are not configured follow from the lengths of the blocks", a
 test.each([
   ["engines that announce their factors", true],
   ["engines of vLLM, whose factors are searched", false],
-])("vllm#52516: nvfp4 at TP 1 and 2 is no pair, equal TP sizes are one: %s", async (_, announces) => {
-  // 4 heads of 32 elements: K and V of a token take 18 bytes each.
-  const lengths = (heads: number) =>
-    METADATA.blockLengthsBytes.map(() => METADATA.blockSize * heads * 2 * 18);
-  const sized = (heads: number) => ({ blockLengthsBytes: lengths(heads), blockStridesBytes: lengths(heads) });
-  const engine = (heads: number) =>
-    sideChannel({
-      factors: { cache_dtype: "nvfp4", dtype: "torch.bfloat16" },
-      announces,
-      metadata: sized(heads),
+])(
+  "vllm#52516: nvfp4 at TP 1 and 2 is no pair, equal TP sizes are one: %s",
+  async (_, announces) => {
+    // 4 heads of 32 elements: K and V of a token take 18 bytes each.
+    const lengths = (heads: number) =>
+      METADATA.blockLengthsBytes.map(() => METADATA.blockSize * heads * 2 * 18);
+    const sized = (heads: number) => ({
+      blockLengthsBytes: lengths(heads),
+      blockStridesBytes: lengths(heads),
     });
-  const [one, two] = [await engine(4), await engine(2)];
-  const unlike = await fleet({ prefill: [one.port], decode: [two.port], models: ["tiny"] });
-  await expect
-    .poll(() => unlike.pools.decode.status()[0]?.pairing?.reason)
-    .toMatch(
-      /blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
-    );
-  expect(unlike.route(1)).toEqual(["undefined-undefined"]);
-  const alike = await fleet({ prefill: [one.port], decode: [one.port], models: ["tiny"] });
-  expect(alike.route(1)).toEqual(["p0-d0"]);
-});
+    const engine = (heads: number) =>
+      sideChannel({
+        factors: { cache_dtype: "nvfp4", dtype: "torch.bfloat16" },
+        announces,
+        metadata: sized(heads),
+      });
+    const [one, two] = [await engine(4), await engine(2)];
+    const unlike = await fleet({ prefill: [one.port], decode: [two.port], models: ["tiny"] });
+    await expect
+      .poll(() => unlike.pools.decode.status()[0]?.pairing?.reason)
+      .toMatch(
+        /blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+      );
+    expect(unlike.route(1)).toEqual(["undefined-undefined"]);
+    const alike = await fleet({ prefill: [one.port], decode: [one.port], models: ["tiny"] });
+    expect(alike.route(1)).toEqual(["p0-d0"]);
+  },
+);
 
 test.each([
   ["lenient", undefined, undefined, "p0-d0", "unverified"],
@@ -309,10 +354,15 @@ test("an engine that is restarted as another version changes its pairs when it i
     await sideChannel({ factors: V32, announces: true }),
   ];
   const own = await sideChannel({ factors: V32, announces: true });
-  const { route, pools } = await fleet({ prefill: [v33.port, v32.port], decode: [v33.port, own.port] });
+  const { route, pools } = await fleet({
+    prefill: [v33.port, v32.port],
+    decode: [v33.port, own.port],
+  });
   expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p1-d1"]));
   own.change({ announces: true });
-  const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
+  const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", {
+    details: { stage: "connect" },
+  });
   pools.decode
     .visit({ requestId: "r" }, new Set([pools.decode.list()[0]].flatMap((one) => one ?? [])))
     ?.failed(unreachable);
@@ -329,7 +379,8 @@ test("an answer that names another engine has the side channel read again; the r
   const { pairing, pools } = await fleet({ prefill: [own.port], decode: [own.port] });
   const [p] = pools.prefill.list();
   const answer = (engineId: string) =>
-    p && pairing.answered(p, { engineId, host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" });
+    p &&
+    pairing.answered(p, { engineId, host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" });
   expect(answer("e_dp1")).toBeUndefined();
   expect([own.asked, pools.prefill.status()[0]?.pairing?.tp_size]).toEqual([2, 2]);
   own.change({ factors: V32, metadata: { engineId: "f" } });
@@ -364,15 +415,30 @@ test("whether an instance still has an engine is known after a reading, where it
 
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
   const own = await sideChannel();
-  const { pairing, pools } = await fleet({ prefill: [{ url: "http://127.0.0.1:80" }], decode: [own.port] });
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "unverified", side_channel: null });
+  const { pairing, pools } = await fleet({
+    prefill: [{ url: "http://127.0.0.1:80" }],
+    decode: [own.port],
+  });
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({
+    state: "unverified",
+    side_channel: null,
+  });
   const [p] = pools.prefill.list();
   const answer = async (engineId: string) => {
-    if (p) void pairing.answered(p, { engineId, host: "0.0.0.0", port: own.port, tpSize: 1, mode: "pull" });
+    if (p)
+      void pairing.answered(p, {
+        engineId,
+        host: "0.0.0.0",
+        port: own.port,
+        tpSize: 1,
+        mode: "pull",
+      });
     await pairing.settled();
   };
   await answer("another");
-  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(`is that of engine engine-${own.port}-1`);
+  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(
+    `is that of engine engine-${own.port}-1`,
+  );
   expect(pools.prefill.status()[0]?.pairing?.state).toBe("unverified");
 });
 
@@ -405,7 +471,11 @@ test.each([
     server.close();
   });
   const { port } = server.address() as { port: number };
-  const { route, pools } = await fleet({ prefill: [port], decode: [port], settings: { timeoutMs: 300 } });
+  const { route, pools } = await fleet({
+    prefill: [port],
+    decode: [port],
+    settings: { timeoutMs: 300 },
+  });
   expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
   expect(route(1)).toEqual(["p0-d0"]);
   await expect.poll(() => sockets.size).toBe(0);
@@ -416,7 +486,13 @@ test.each([
   ["a reply of 5 MiB", [new Uint8Array(5 * 2 ** 20)], "side channel"],
   [
     "metadata of no engine",
-    [encodeHandshakePayload({ compatibilityHash: "ab", agentMetadataBytes: Uint8Array.of(0x80), rest: {} })],
+    [
+      encodeHandshakePayload({
+        compatibilityHash: "ab",
+        agentMetadataBytes: Uint8Array.of(0x80),
+        rest: {},
+      }),
+    ],
     "agent metadata",
   ],
   [
@@ -431,7 +507,8 @@ test.each([
     "10000 characters",
   ],
 ])("a side channel that answers %s is refused with the reason", async (_, frames, reason) => {
-  // Not 0: libzmq 4.3.5 aborts the process if a peer leaves in the middle of a message while such a socket closes (session_base.cpp:233).
+  // Not 0: libzmq 4.3.5 aborts the process if a peer leaves in the middle of a message while such a
+  // socket closes (session_base.cpp:233).
   const router = new Router({ linger: 1000 });
   await router.bind("tcp://127.0.0.1:*");
   open.push(() => router.close());
@@ -463,7 +540,9 @@ test("side channels with a key are read with handshakeKeyFile; without it, the l
   const { route } = await fleet({ ...pair, settings: { mode: "strict", handshakeKeyFile } });
   expect(route(1)).toEqual(["p0-d0"]);
   const { lines } = await fleet(pair);
-  const [warned] = lines.filter(({ event }) => event === "instance-unverified").map(({ fields }) => fields);
+  const [warned] = lines
+    .filter(({ event }) => event === "instance-unverified")
+    .map(({ fields }) => fields);
   expect(warned?.["reason"]).toMatch(/CURVE.*NULL/);
   expect(warned?.["hint"]).toContain("--handshake-key-file");
 });
@@ -501,7 +580,11 @@ test("of two engines that came together with one id neither serves; the reason h
 });
 
 test("an engine keeps its id when another one comes with it; that one serves when the first has left", async () => {
-  const [one, two, decode] = [await configured("prefill"), await configured("prefill"), await sideChannel()];
+  const [one, two, decode] = [
+    await configured("prefill"),
+    await configured("prefill"),
+    await sideChannel(),
+  ];
   const { pools, route, pairing } = await fleet({ prefill: [one.port], decode: [decode.port] });
   pools.prefill.add({ url: "http://p1", kv: { host: "127.0.0.1", port: two.port } });
   await pairing.settled();
@@ -516,7 +599,9 @@ test("an engine keeps its id when another one comes with it; that one serves whe
 test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
   const both = await configured("both");
   const { pools, route, pairing } = await fleet({ prefill: [both.port], decode: [both.port] });
-  both.change({ metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) } });
+  both.change({
+    metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) },
+  });
   const [p] = pools.prefill.list();
   if (p !== undefined) pairing.failed(p);
   await expect.poll(() => pools.prefill.status()[0]?.pairing?.stale, { timeout: 3000 }).toBe(false);
@@ -531,7 +616,10 @@ test.each([
 ] as const)("one engine id of %s", async (_, which, mode, serve) => {
   const factors = { transfer_mode: mode };
   const own = async (id: string) => (await configured(id, factors)).port;
-  const [p, d] = [await own(which === "pd" ? "same" : "p"), await own(which === "p" ? "d" : "same")];
+  const [p, d] = [
+    await own(which === "pd" ? "same" : "p"),
+    await own(which === "p" ? "d" : "same"),
+  ];
   const prefill = which === "p" ? [p, p] : [p];
   const decode = which === "d" ? [d, await own("same")] : [d];
   const { route } = await fleet({ prefill, decode });

@@ -3,7 +3,13 @@ import { KvError, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
-import { type EngineFacts, findFactors, kvBytesOf, mayFindFactors, readEngineFacts } from "./engine-facts.js";
+import {
+  type EngineFacts,
+  findFactors,
+  kvBytesOf,
+  mayFindFactors,
+  readEngineFacts,
+} from "./engine-facts.js";
 import { EngineIds } from "./engine-ids.js";
 import { fitsAny, fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
@@ -24,15 +30,19 @@ import { logStatus, pairingStatus, refusalText } from "./pairing-status.js";
 
 type HasEngine = "yes" | "no" | "unknown" | "unreadable" | "shared";
 
-/** A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a minute. */
+/**
+ * A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a
+ * minute.
+ */
 const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
 const MAX_RETRY_MS = 30_000;
 /** Between two readings because of what an instance does. */
 const MIN_INTERVAL_MS = 500;
 
 /**
- * Knows which prefill instances fit which decode instances: it reads the side channel of each instance when it is added, when its engine may have
- * been restarted, and at a long interval. What an instance sends is limited in time and size.
+ * Knows which prefill instances fit which decode instances: it reads the side channel of each
+ * instance when it is added, when its engine may have been restarted, and at a long interval. What
+ * an instance sends is limited in time and size.
  */
 export class Pairing {
   readonly #options: PairingOptions;
@@ -46,10 +56,16 @@ export class Pairing {
   readonly #kinds: Kinds;
   readonly #engineIds = new EngineIds();
   readonly #sideChannel: SideChannel;
-  /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
+  /**
+   * By a list that is the same at each request, and by the kinds that fit: those of the list that
+   * do, until an instance changes.
+   */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
-  /** Reads nothing of instances until pools have some. Errors: `KV_CONFIG_INVALID` for a key file that cannot be used. */
+  /**
+   * Reads nothing of instances until pools have some. Errors: `KV_CONFIG_INVALID` for a key file
+   * that cannot be used.
+   */
   constructor(options: PairingOptions) {
     this.#options = options;
     this.#kinds = new Kinds(options.mode);
@@ -91,7 +107,10 @@ export class Pairing {
     if (entry !== undefined) this.#suspect(entry);
   }
 
-  /** Called when a server has closed a connection that was kept, as it does when it ends. `origin` is that of its URL. */
+  /**
+   * Called when a server has closed a connection that was kept, as it does when it ends. `origin`
+   * is that of its URL.
+   */
   closed(origin: string): void {
     for (const entry of this.#all()) if (entry.origin === origin) this.#suspect(entry);
   }
@@ -104,8 +123,9 @@ export class Pairing {
   }
 
   /**
-   * Records the engine that an answer of a prefill instance names. Where it is another one than was read, it is read again, and the promise resolves
-   * when that has ended; undefined where nothing is to be waited for.
+   * Records the engine that an answer of a prefill instance names. Where it is another one than was
+   * read, it is read again, and the promise resolves when that has ended; undefined where nothing
+   * is to be waited for.
    */
   answered(instance: Instance, engine: AnsweredEngine): Promise<void> | undefined {
     const entry = this.#entryOf(instance);
@@ -134,8 +154,9 @@ export class Pairing {
   }
 
   /**
-   * For a decode leg with the KV of a prefill instance: where it is not known which engines all decode instances have that fitted it, they are read.
-   * Resolves when that has ended; undefined where nothing is to be waited for.
+   * For a decode leg with the KV of a prefill instance: where it is not known which engines all
+   * decode instances have that fitted it, they are read. Resolves when that has ended; undefined
+   * where nothing is to be waited for.
    */
   certain(prefill: Instance): Promise<unknown> | undefined {
     this.#update();
@@ -150,12 +171,15 @@ export class Pairing {
     }
     // One that does not even refuse connections would hold up each request.
     const readable = fitting.filter(({ error }) => error?.code !== "KV_SIDE_CHANNEL_TIMEOUT");
-    return readable.length === 0 ? undefined : Promise.all(readable.map((entry) => this.#read(entry)));
+    return readable.length === 0
+      ? undefined
+      : Promise.all(readable.map((entry) => this.#read(entry)));
   }
 
   /**
-   * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side channel is read first. `unknown`: it was never read; `unreadable`: it is
-   * not readable now; `shared`: another instance has the same id, and peers may read its blocks instead.
+   * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side
+   * channel is read first. `unknown`: it was never read; `unreadable`: it is not readable now;
+   * `shared`: another instance has the same id, and peers may read its blocks instead.
    */
   async hasEngine(instance: Instance, engineId: string): Promise<HasEngine> {
     const entry = this.#entryOf(instance);
@@ -170,16 +194,22 @@ export class Pairing {
   /** Resolves when no side channel is being read. */
   async settled(): Promise<void> {
     for (;;) {
-      const readings = this.#all().flatMap(({ reading }) => (reading === undefined ? [] : [reading]));
+      const readings = this.#all().flatMap(({ reading }) =>
+        reading === undefined ? [] : [reading],
+      );
       if (readings.length === 0) return;
       await Promise.all(readings);
     }
   }
 
   /**
-   * Those of `instances` that may serve with `partner`, in groups: a later group is for requests that no instance of the groups before it takes.
+   * Those of `instances` that may serve with `partner`, in groups: a later group is for requests
+   * that no instance of the groups before it takes.
    */
-  *choices<T extends PairedInstance>(instances: readonly T[], partner: Partner): Generator<readonly T[]> {
+  *choices<T extends PairedInstance>(
+    instances: readonly T[],
+    partner: Partner,
+  ): Generator<readonly T[]> {
     this.#update();
     if (!("avoiding" in partner)) {
       const kind = this.#entryOf(partner)?.kind;
@@ -200,7 +230,10 @@ export class Pairing {
     yield withPartner(({ instance }) => !instance.draining).all;
   }
 
-  /** Whether two instances of different roles fit, as far as neither may have been restarted since it was read. */
+  /**
+   * Whether two instances of different roles fit, as far as neither may have been restarted since
+   * it was read.
+   */
   fits(one: Instance, other: Instance): boolean {
     this.#update();
     const [own, partner] = [this.#entryOf(one), this.#entryOf(other)];
@@ -222,14 +255,16 @@ export class Pairing {
   /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
   refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
-    const isAmong = ({ instance }: Entry) => !instance.draining && (among?.includes(instance) ?? true);
+    const isAmong = ({ instance }: Entry) =>
+      !instance.draining && (among?.includes(instance) ?? true);
     const isPartner = ({ instance }: Entry) =>
       !instance.draining && ("avoiding" in partner || instance === partner);
     return refusalText(this.#kinds.of(role), isAmong, isPartner);
   }
 
   /**
-   * Bytes of KV in the blocks that an answer of a prefill instance names (`remote_block_ids`), on all of its ranks; undefined where they are not known.
+   * Bytes of KV in the blocks that an answer of a prefill instance names (`remote_block_ids`), on
+   * all of its ranks; undefined where they are not known.
    */
   kvBytes(instance: Instance, blockIds: unknown): number | undefined {
     const facts = this.#entryOf(instance)?.facts;
@@ -290,7 +325,10 @@ export class Pairing {
     if (entry.facts === undefined || entry.stale) return;
     entry.stale = true;
     this.#changed();
-    this.#readLater(entry, Math.max(0, entry.readAtMs + MIN_INTERVAL_MS - this.#options.clock.now()));
+    this.#readLater(
+      entry,
+      Math.max(0, entry.readAtMs + MIN_INTERVAL_MS - this.#options.clock.now()),
+    );
   }
 
   #read(entry: Entry): Promise<void> {
@@ -313,7 +351,14 @@ export class Pairing {
     entry.readAtMs = clock.now();
     try {
       const signal = this.#closing.signal;
-      const facts = await readEngineFacts({ instance, address, sideChannel, get, timeoutMs, signal });
+      const facts = await readEngineFacts({
+        instance,
+        address,
+        sideChannel,
+        get,
+        timeoutMs,
+        signal,
+      });
       requireAnsweredEngine(entry, facts, address);
       entry.error = undefined;
       entry.delayMs = FIRST_RETRY_MS;
@@ -321,7 +366,11 @@ export class Pairing {
       this.#readLater(entry, refreshMs);
     } catch (thrown) {
       if (this.#closing.signal.aborted) return;
-      entry.error = KvError.from(thrown, "KV_WIRE_MALFORMED", "the side channel's answer cannot be read");
+      entry.error = KvError.from(
+        thrown,
+        "KV_WIRE_MALFORMED",
+        "the side channel's answer cannot be read",
+      );
       this.#readLater(entry, entry.delayMs);
       entry.delayMs = Math.min(2 * entry.delayMs, MAX_RETRY_MS);
     }
@@ -353,7 +402,8 @@ export class Pairing {
     for (const entry of this.#toCheck) this.#check(entry);
     this.#toCheck.clear();
     // What is still being read may fit.
-    if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
+    if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined))
+      return;
     for (const entry of this.#toReport)
       if (this.#entryOf(entry.instance) === entry) logStatus(this.#options.log, entry);
     this.#toReport.clear();
@@ -370,7 +420,8 @@ export class Pairing {
     if (facts === undefined || kind === undefined || !mayFindFactors(facts)) return;
     for (const { entries } of kind.checks.keys()) {
       const [other] = entries;
-      if (other?.facts !== undefined && needsFactors(facts, other.facts)) void this.#searchFactors(entry);
+      if (other?.facts !== undefined && needsFactors(facts, other.facts))
+        void this.#searchFactors(entry);
     }
   }
 

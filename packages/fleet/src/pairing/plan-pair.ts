@@ -23,7 +23,10 @@ export interface PairToPlan {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by head. @default "auto" */
+  /**
+   * Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by
+   * head. @default "auto"
+   */
   readonly cacheDtype?: string | undefined;
 }
 
@@ -37,13 +40,20 @@ export function hasStates({ ssmSizes }: AgentMetadata): boolean {
   return ssmSizes.some((bytes) => bytes > 0);
 }
 
-/** The kinds of `count` KV cache groups. Kinds are not on the wire: every group counts as attention, MLA by the backend's name. */
+/**
+ * The kinds of `count` KV cache groups. Kinds are not on the wire: every group counts as attention,
+ * MLA by the backend's name.
+ */
 export function assumedGroups(metadata: AgentMetadata, count?: number): readonly KvCacheKind[] {
-  const groups = count ?? 1 + (metadata.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
+  const groups =
+    count ?? 1 + (metadata.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
   return Array.from({ length: groups }, () => (hasMla(metadata) ? "mla" : "full"));
 }
 
-/** A rank's memory as `@kv/plan` describes it. Fields that older servers do not announce get vLLM's defaults. */
+/**
+ * A rank's memory as `@kv/plan` describes it. Fields that older servers do not announce get vLLM's
+ * defaults.
+ */
 export function rankGeometry(
   metadata: AgentMetadata,
   rank: { tpRank: number; tpSize: number },
@@ -74,8 +84,8 @@ export function rankGeometry(
 }
 
 /**
- * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is like its rank (0, 0). Errors: those of
- * `buildEngineTransferPlan`.
+ * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is
+ * like its rank (0, 0). Errors: those of `buildEngineTransferPlan`.
  */
 export function planRanks(
   { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype }: PairToPlan,
@@ -102,7 +112,9 @@ export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hn
 interface VllmSides {
   /** P writes. */
   readonly isPush: boolean;
-  /** One of the engines is vLLM, or both are. Engines of this project push to blocks of any size. */
+  /**
+   * One of the engines is vLLM, or both are. Engines of this project push to blocks of any size.
+   */
   readonly hasVllm: boolean;
   /** The decode engine is vLLM. */
   readonly decodeIsVllm: boolean;
@@ -112,7 +124,10 @@ interface VllmSides {
   readonly decodeVersion: string | undefined;
 }
 
-/** Why vLLM (0.33, unless its version says otherwise) cannot serve a pair that has a plan; undefined where it can. */
+/**
+ * Why vLLM (0.33, unless its version says otherwise) cannot serve a pair that has a plan; undefined
+ * where it can.
+ */
 export function vllmLimit(
   pair: PairToPlan,
   { isPush, hasVllm, decodeIsVllm, prefillIsVllm, decodeVersion }: VllmSides,
@@ -126,8 +141,14 @@ export function vllmLimit(
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
   const backends = [prefill.attentionBackend, decode.attentionBackend] as const;
-  // Its worker repacks after the handshake of a heartbeat. That of a registration (`notif_agents_only` in `nixl/push_worker.py`) may come first.
-  if (isPush && decodeIsVllm && decode.attentionBackend === "CPU_ATTN" && backends[0] !== backends[1]) {
+  // Its worker repacks after the handshake of a heartbeat. That of a registration
+  // (`notif_agents_only` in `nixl/push_worker.py`) may come first.
+  if (
+    isPush &&
+    decodeIsVllm &&
+    decode.attentionBackend === "CPU_ATTN" &&
+    backends[0] !== backends[1]
+  ) {
     const text = `a vLLM decode worker on the CPU may take pushed KV of ${backends[0]} for its own ${backends[1]}: the text is wrong, without an error`;
     const fix = "use pull, or the same attention backend at both";
     return { factor: "attn_backend_name", prefill: backends[0], decode: backends[1], text, fix };
@@ -140,7 +161,9 @@ export function vllmLimit(
   }
   // In push both sides check the other.
   const asked = decodeIsVllm ? limitOf(pair, isPush, "decode", decodeVersion) : undefined;
-  return asked ?? (isPush && prefillIsVllm ? limitOf(pair, isPush, "prefill", undefined) : undefined);
+  return (
+    asked ?? (isPush && prefillIsVllm ? limitOf(pair, isPush, "prefill", undefined) : undefined)
+  );
 }
 
 /** What the vLLM on one side says of the other, where a plan does not say it. */
@@ -156,12 +179,22 @@ function limitOf(
   const release = describedVersion(version)?.version ?? NEWEST_VLLM_VERSION.version;
   const model = { numKvHeads, groups, cacheDtype };
   return vllmLimitOf(
-    { local, remote, model, hasStates: hasStates(prefill), mode: isPush ? "push" : "pull", checking },
+    {
+      local,
+      remote,
+      model,
+      hasStates: hasStates(prefill),
+      mode: isPush ? "push" : "pull",
+      checking,
+    },
     release,
   );
 }
 
-/** What vLLM reads of an engine beside the geometry of a rank. Where names are absent, vLLM compares none. */
+/**
+ * What vLLM reads of an engine beside the geometry of a rank. Where names are absent, vLLM compares
+ * none.
+ */
 function sideOf(metadata: AgentMetadata, tpSize: number): CheckedSide {
   const {
     engineId,
@@ -171,5 +204,12 @@ function sideOf(metadata: AgentMetadata, tpSize: number): CheckedSide {
     packedMemberLayouts: packedMembers,
   } = metadata;
   const rank = rankGeometry(metadata, { tpRank: 0, tpSize });
-  return { ...checkedSide(rank), engineId, regionNames, packedMembers, pcpSize, pleBlockLengthBytes };
+  return {
+    ...checkedSide(rank),
+    engineId,
+    regionNames,
+    packedMembers,
+    pcpSize,
+    pleBlockLengthBytes,
+  };
 }

@@ -4,7 +4,10 @@ import { z } from "zod";
 import { parseSettings, readJsonFile } from "../settings/fleet-settings.js";
 import { type Setting, settingsIn, withoutDefault } from "../settings/settings-table.js";
 
-/** A program whose flags follow from two schemas: of its configuration file, and of what only a command line has. */
+/**
+ * A program whose flags follow from two schemas: of its configuration file, and of what only a
+ * command line has.
+ */
 export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
   /** Its name, such as `kv-proxy`. */
   readonly name: string;
@@ -64,8 +67,9 @@ function optionOf(flag: string, { description, heading, type, choices, usual }: 
 }
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's
- * name; commander exits with a message for an unknown flag.
+ * Parses the arguments after the program's name, and the file of `--config`. Errors:
+ * `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits with a
+ * message for an unknown flag.
  */
 export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObject>(
   program: CommandLine<File, Flags>,
@@ -95,7 +99,10 @@ export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObj
   };
 }
 
-/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
+/**
+ * Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the
+ * file's name.
+ */
 export function readConfigFile<File extends z.ZodObject>(
   { file, readme }: Pick<CommandLine<File, z.ZodObject>, "file" | "readme">,
   path: string,
@@ -107,8 +114,14 @@ export function readConfigFile<File extends z.ZodObject>(
   return settings as z.input<File>;
 }
 
-/** The members of `over` that are not undefined in place of those of `under`, recursively; lists are replaced. */
-export function merged<Under extends object, Over extends object>(under: Under, over: Over): Under & Over {
+/**
+ * The members of `over` that are not undefined in place of those of `under`, recursively; lists are
+ * replaced.
+ */
+export function merged<Under extends object, Over extends object>(
+  under: Under,
+  over: Over,
+): Under & Over {
   const all = { ...under } as Record<string, unknown>;
   for (const [key, value] of Object.entries(over)) {
     const before = all[key];

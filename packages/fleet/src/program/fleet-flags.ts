@@ -18,34 +18,53 @@ export const fleetFlags = z.object({
       schema/config.json); flags override it`,
   trace: setting(z.string().optional())`--trace <file>: append spans to a file as lines of OTLP JSON
       (OTEL_EXPORTER_OTLP_ENDPOINT sends them to a collector)`,
-  logLevel: setting(z.enum(LOG_LEVELS).default("info"))`--log-level <level>: least level of the JSON lines on
+  logLevel: setting(
+    z.enum(LOG_LEVELS).default("info"),
+  )`--log-level <level>: least level of the JSON lines on
       stderr`,
   ...group("Routing", {
-    routing: setting(z.enum(ROUTING_NAMES).optional())`--routing <strategy>: how instances of both roles are
+    routing: setting(
+      z.enum(ROUTING_NAMES).optional(),
+    )`--routing <strategy>: how instances of both roles are
         chosen`,
   }),
   ...group("Pairing", {
-    prefillKvHost: setting(texts)`--prefill-kv-host <host...>: side channel hosts of the prefill instances,
+    prefillKvHost: setting(
+      texts,
+    )`--prefill-kv-host <host...>: side channel hosts of the prefill instances,
         for pairing and push; one for all, or one each`,
-    prefillSideChannelPort: setting(ports)`--prefill-side-channel-port <port...>: side channel ports of the
+    prefillSideChannelPort: setting(
+      ports,
+    )`--prefill-side-channel-port <port...>: side channel ports of the
         prefill instances, for pairing and push (default: 5600)`,
-    prefillTpSize: setting(numbers)`--prefill-tp-size <n...>: TP sizes of the prefill instances (default: 1
+    prefillTpSize: setting(
+      numbers,
+    )`--prefill-tp-size <n...>: TP sizes of the prefill instances (default: 1
         for push)`,
-    prefillPpSize: setting(numbers)`--prefill-pp-size <n...>: PP sizes of the prefill instances (default: 1
+    prefillPpSize: setting(
+      numbers,
+    )`--prefill-pp-size <n...>: PP sizes of the prefill instances (default: 1
         for push)`,
-    decodeKvHost: setting(texts)`--decode-kv-host <host...>: side channel hosts of the decode instances`,
-    decodeSideChannelPort: setting(ports)`--decode-side-channel-port <port...>: side channel ports of the
+    decodeKvHost: setting(
+      texts,
+    )`--decode-kv-host <host...>: side channel hosts of the decode instances`,
+    decodeSideChannelPort: setting(
+      ports,
+    )`--decode-side-channel-port <port...>: side channel ports of the
         decode instances; one for all, or one each`,
     decodeTpSize: setting(numbers)`--decode-tp-size <n...>: TP sizes of the decode instances`,
   }),
 });
 
 /** The values of `fleetFlags`, and of `--prefill-engine-id` where the program has it. */
-export type FleetFlags = z.output<typeof fleetFlags> & { readonly prefillEngineId?: string[] | undefined };
+export type FleetFlags = z.output<typeof fleetFlags> & {
+  readonly prefillEngineId?: string[] | undefined;
+};
 
 /**
- * The settings of `given`, with what `fleetFlags` say of all instances of a role. `urls`: the instances, where other flags name some too. Errors:
- * `KV_CONFIG_INVALID` for lists that do not go together.
+ * The settings of `given`, with what `fleetFlags` say of all instances of a role. `urls`: the
+ * instances, where other flags name some too. Errors: `KV_CONFIG_INVALID` for lists that do not go
+ * together.
  */
 export function withFleetFlags<Given extends FleetSettingsInput>(
   given: Given,
@@ -91,7 +110,10 @@ const ENGINE_FLAGS = {
   ppSize: "pp-size",
 } as const;
 
-/** Adds each instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */
+/**
+ * Adds each instance's engine, in their order. A flag with one value applies to all instances,
+ * except `--prefill-engine-id`.
+ */
 function withEngines(
   role: Role,
   urls: Instances,

@@ -23,7 +23,10 @@ interface Reading {
   readonly capacity: Promise<CacheCapacity | undefined>;
 }
 
-/** The size of instances' caches, from `vllm:cache_config_info` of their metrics. Read once for each engine. */
+/**
+ * The size of instances' caches, from `vllm:cache_config_info` of their metrics. Read once for each
+ * engine.
+ */
 export class CacheCapacities {
   readonly #options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log };
   readonly #readings = new WeakMap<Instance, Reading>();
@@ -37,7 +40,10 @@ export class CacheCapacities {
     if (!this.#readings.has(instance)) void this.#begin(instance, undefined);
   }
 
-  /** The cache of the engine that an instance has; undefined where its metrics do not say it. Never rejects. */
+  /**
+   * The cache of the engine that an instance has; undefined where its metrics do not say it. Never
+   * rejects.
+   */
   async of(instance: Instance, engineId: string): Promise<CacheCapacity | undefined> {
     const { clock } = this.#options;
     const known = this.#readings.get(instance);
@@ -60,11 +66,19 @@ export class CacheCapacities {
     const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
     let reason = "it has no vllm:cache_config_info with num_gpu_blocks and block_size";
     try {
-      const request = { role, url, method: "GET", path: "/metrics", headers: {}, abort: deadline } as const;
+      const request = {
+        role,
+        url,
+        method: "GET",
+        path: "/metrics",
+        headers: {},
+        abort: deadline,
+      } as const;
       const answer = await upstream.send(request);
       const { bytes } = await answer.body.readLimited(MAX_METRICS_BYTES);
       answer.discard();
-      const capacity = answer.status === 200 ? capacityIn(bytes.toString(), dataParallelRank) : undefined;
+      const capacity =
+        answer.status === 200 ? capacityIn(bytes.toString(), dataParallelRank) : undefined;
       if (capacity !== undefined) return capacity;
       if (answer.status !== 200) reason = `the status is ${answer.status}`;
     } catch (error) {
@@ -80,7 +94,9 @@ export class CacheCapacities {
 
 /** Reads the line of the rank, else the first. */
 function capacityIn(metrics: string, rank: number | undefined): CacheCapacity | undefined {
-  const lines = [...metrics.matchAll(/^vllm:cache_config_info\{(.*)\}/gm)].map(([, labels = ""]) => labels);
+  const lines = [...metrics.matchAll(/^vllm:cache_config_info\{(.*)\}/gm)].map(
+    ([, labels = ""]) => labels,
+  );
   const line = lines.find((labels) => labelOf(labels, "engine") === rank) ?? lines[0] ?? "";
   const blocks = labelOf(line, "num_gpu_blocks");
   const blockTokens = labelOf(line, "block_size");

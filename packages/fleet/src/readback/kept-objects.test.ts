@@ -30,7 +30,8 @@ function kept(ttlMs = 1000) {
   return { clock, objects: new KeptObjects({ clock, ttlMs }) };
 }
 
-const pinned = (objects: KeptObjects) => objects.status().map((one) => [one.objects, one.blocks, one.bytes]);
+const pinned = (objects: KeptObjects) =>
+  objects.status().map((one) => [one.objects, one.blocks, one.bytes]);
 
 test("an object is given to one caller, and again only when that one gives it back", () => {
   const { objects } = kept();
@@ -71,7 +72,12 @@ test("an object whose id comes twice is not given to anybody", () => {
 
 test("before the budget is exceeded, the object that waits for longest is given back", () => {
   const { objects } = kept();
-  const [one, two, three, four] = [object(), object(), object(), object({ blocks: [1, 2, 3, 4, 5] })];
+  const [one, two, three, four] = [
+    object(),
+    object(),
+    object(),
+    object({ blocks: [1, 2, 3, 4, 5] }),
+  ];
   expect(objects.keep(one, 4).release).toEqual([]);
   expect(objects.keep(two, 4).release).toEqual([]);
   expect(objects.keep(three, 4)).toEqual({ kept: true, release: [one], expired: [] });

@@ -27,9 +27,14 @@ export interface KeepAnswer {
 
 /** What `KeptObjects.find` has found. */
 export interface FoundLengths {
-  /** For each chunk that objects begin with, from the last to the first, their numbers of tokens. */
+  /**
+   * For each chunk that objects begin with, from the last to the first, their numbers of tokens.
+   */
   readonly tokens: readonly (readonly number[])[];
-  /** D's that hold more for further turns than they should: no request goes there that another D can take. */
+  /**
+   * D's that hold more for further turns than they should: no request goes there that another D can
+   * take.
+   */
   readonly crowded: readonly string[];
   /** Objects that the caller has D free, as they have expired. */
   readonly expired: readonly KeptObject[];
@@ -64,8 +69,10 @@ const FREED_BY_D_MS = 10_000;
 const MAX_LENGTHS = 1024;
 
 /**
- * The objects of D's, each used at most once: by `claim` it goes to one caller, and is gone for all others. What is pinned at a D stays below a budget: the
- * object that waits for longest is given back first. All methods are synchronous, so that one process is one place where objects are claimed.
+ * The objects of D's, each used at most once: by `claim` it goes to one caller, and is gone for all
+ * others. What is pinned at a D stays below a budget: the object that waits for longest is given
+ * back first. All methods are synchronous, so that one process is one place where objects are
+ * claimed.
  */
 export class KeptObjects {
   readonly #clock: Clock;
@@ -84,8 +91,9 @@ export class KeptObjects {
   }
 
   /**
-   * Keeps an object that D has just answered. `budget`: the most blocks that objects may pin at this D. Objects of another engine under the D's name, or of an older
-   * generation, are forgotten: their blocks are gone.
+   * Keeps an object that D has just answered. `budget`: the most blocks that objects may pin at
+   * this D. Objects of another engine under the D's name, or of an older generation, are forgotten:
+   * their blocks are gone.
    */
   keep(object: KeptObject, budget: number): KeepAnswer {
     const expired = this.#expire();
@@ -118,7 +126,9 @@ export class KeptObjects {
     return { kept, release, expired };
   }
 
-  /** Finds the numbers of tokens that kept objects have, which begin with one of a prompt's chunks. */
+  /**
+   * Finds the numbers of tokens that kept objects have, which begin with one of a prompt's chunks.
+   */
   find(chunks: readonly string[]): FoundLengths {
     const expired = this.#expire();
     const tokens: number[][] = [];
@@ -129,11 +139,16 @@ export class KeptObjects {
       tokens.push([...lengths.keys()].sort((one, other) => other - one));
       count += lengths.size;
     }
-    const crowded = [...this.#servers].filter(([, pins]) => pins.isCrowded).map(([server]) => server);
+    const crowded = [...this.#servers]
+      .filter(([, pins]) => pins.isCrowded)
+      .map(([server]) => server);
     return { tokens, crowded, expired };
   }
 
-  /** Gives an object with the first of `digests` that one has, to this caller alone; undefined where none has one. */
+  /**
+   * Gives an object with the first of `digests` that one has, to this caller alone; undefined where
+   * none has one.
+   */
   claim(digests: readonly string[]): KeptObject | undefined {
     const entry = this.#first(digests);
     if (entry !== undefined) this.#move(entry, "claimed");
@@ -195,13 +210,17 @@ export class KeptObjects {
     }));
   }
 
-  /** Forgets what has expired. Returns the objects that D may still hold and that nobody has claimed. */
+  /**
+   * Forgets what has expired. Returns the objects that D may still hold and that nobody has
+   * claimed.
+   */
   #expire(): readonly KeptObject[] {
     const nowMs = this.#clock.now();
     const expired: KeptObject[] = [];
     for (const entry of this.#entries.values()) {
       if (entry.expiresAtMs > nowMs) break;
-      if (entry.state === "kept" && nowMs < entry.expiresAtMs + FREED_BY_D_MS) expired.push(entry.object);
+      if (entry.state === "kept" && nowMs < entry.expiresAtMs + FREED_BY_D_MS)
+        expired.push(entry.object);
       this.ended(entry.object);
     }
     return expired;
@@ -270,7 +289,10 @@ class PinnedBlocks {
   }
 }
 
-/** Blocks of several objects, which may share some: D's prefix cache gives equal begins the same blocks. */
+/**
+ * Blocks of several objects, which may share some: D's prefix cache gives equal begins the same
+ * blocks.
+ */
 class BlockCounts {
   readonly #counts = new Map<number, number>();
   objects = 0;

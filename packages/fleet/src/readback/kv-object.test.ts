@@ -22,8 +22,15 @@ const FIELDS = {
 test("an object of a D is read, and stays as it was written", () => {
   const params = JSON.stringify(FIELDS, null, 1);
   expect(readKvObject(params)).toEqual({
-    ...{ params, engineId: "engine", requestId: "cmpl-1-0-ab", generation: 1, tokens: 299 },
-    ...{ blocks: [1, 2, 3], tpSize: 1, dcpSize: 1, isKv: false },
+    params,
+    engineId: "engine",
+    requestId: "cmpl-1-0-ab",
+    generation: 1,
+    tokens: 299,
+    blocks: [1, 2, 3],
+    tpSize: 1,
+    dcpSize: 1,
+    isKv: false,
   });
   const lease = { incarnation: "i", generation: 1, capability: "AAAAAAAAAAAAAAAAAAAAAA" };
   expect(readKvObject(JSON.stringify({ ...FIELDS, kv_peer: lease }))).toMatchObject({ isKv: true });

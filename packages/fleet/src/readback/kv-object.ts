@@ -17,9 +17,14 @@ export interface KvObject {
   readonly blocks: readonly number[];
   /** D's tensor-parallel size. */
   readonly tpSize: number;
-  /** Over so many of D's ranks a block is spread, with decode context parallelism: it has as many times the tokens of a block of its cache. */
+  /**
+   * Over so many of D's ranks a block is spread, with decode context parallelism: it has as many
+   * times the tokens of a block of its cache.
+   */
   readonly dcpSize: number;
-  /** D is an engine of this project: it compares what a P of this project reads with its own tokens. */
+  /**
+   * D is an engine of this project: it compares what a P of this project reads with its own tokens.
+   */
   readonly isKv: boolean;
 }
 
@@ -27,17 +32,28 @@ export interface KvObject {
 const MAX_PARAMS_LENGTH = 8 * 1024 * 1024;
 
 /**
- * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM 0.33 with `bidirectional_kv_xfer`). Undefined where they name
- * nothing to read. Errors: `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of a kind for which reading back is not proven (several
- * groups of layers, pipeline parallel engines, a context parallel engine of vLLM, no end of the lease).
+ * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM
+ * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read. Errors:
+ * `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of a kind
+ * for which reading back is not proven (several groups of layers, pipeline parallel engines, a
+ * context parallel engine of vLLM, no end of the lease).
  */
 export function readKvObject(params: string): KvObject | undefined {
   if (params.length > MAX_PARAMS_LENGTH) throw unusable(`it has ${params.length} characters`);
   const fields = JSON.parse(params) as Readonly<Record<string, unknown>> | null;
-  if (typeof fields !== "object" || fields === null || fields.do_remote_decode !== true) return undefined;
-  const problem = checkRemotePrefillParams({ ...fields, do_remote_decode: false, do_remote_prefill: true });
+  if (typeof fields !== "object" || fields === null || fields.do_remote_decode !== true)
+    return undefined;
+  const problem = checkRemotePrefillParams({
+    ...fields,
+    do_remote_decode: false,
+    do_remote_prefill: true,
+  });
   if (problem !== undefined) throw problem;
-  const { remote_num_tokens: tokens, remote_blocks_expiry_time: expiry, tp_size: tpSize = 1 } = fields;
+  const {
+    remote_num_tokens: tokens,
+    remote_blocks_expiry_time: expiry,
+    tp_size: tpSize = 1,
+  } = fields;
   if (typeof tokens !== "number" || !Number.isSafeInteger(tokens) || tokens < 1)
     throw unusable(`remote_num_tokens is ${JSON.stringify(tokens)}`);
   // Without it, P would not see that the blocks have been used anew.
@@ -45,7 +61,8 @@ export function readKvObject(params: string): KvObject | undefined {
   const isKv = fields.kv_peer != null;
   const { pp_size: ppSize = 1, dcp_size: dcpSize = 1 } = fields;
   if (ppSize !== 1) throw unusable(`pp_size is ${JSON.stringify(ppSize)}`);
-  if (dcpSize !== 1 && !isKv) throw unusable(`dcp_size is ${JSON.stringify(dcpSize)}, of an engine of vLLM`);
+  if (dcpSize !== 1 && !isKv)
+    throw unusable(`dcp_size is ${JSON.stringify(dcpSize)}, of an engine of vLLM`);
   if (fields.transfer_mode !== undefined && fields.transfer_mode !== "pull")
     throw unusable(`transfer_mode is ${JSON.stringify(fields.transfer_mode)}`);
   const groups = fields.remote_block_ids as readonly (readonly number[])[];

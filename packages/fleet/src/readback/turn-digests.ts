@@ -3,7 +3,10 @@ import { hash } from "node:crypto";
 /** Token ids in a chunk: each chunk has a digest, by which the begins of a prompt are found. */
 const CHUNK = 256;
 
-/** The digests of a conversation's token ids: of its whole chunks, and of any begin. Two with the same digest have the same scope and the same ids. */
+/**
+ * The digests of a conversation's token ids: of its whole chunks, and of any begin. Two with the
+ * same digest have the same scope and the same ids.
+ */
 export class TurnDigests {
   readonly #ids: Int32Array;
   readonly #chunks: string[];

@@ -29,7 +29,8 @@ const WAYS: readonly (readonly [string, string])[] = [
   ['"kv_of_a_later_vllm":1', "kv_of_a_later_vllm"],
   ['"ec_of_a_later_vllm":1', "ec_of_a_later_vllm"],
   ...['""', '"x"', "0", "[]", "{}", "null", '"{\\"remote_host\\":\\"x\\"}"'].map(
-    (value) => [`"vllm_xargs":{"kv_transfer_params":${value}}`, "vllm_xargs.kv_transfer_params"] as const,
+    (value) =>
+      [`"vllm_xargs":{"kv_transfer_params":${value}}`, "vllm_xargs.kv_transfer_params"] as const,
   ),
   ['"vllm_xargs":{"a":1,"ec_transfer_params":"x"}', "vllm_xargs.ec_transfer_params"],
   ['"vllm_xargs":{"kv_hints":"x"}', "vllm_xargs.kv_hints"],
@@ -45,11 +46,17 @@ const WAYS: readonly (readonly [string, string])[] = [
   // Of two members of one name, one parser takes the last one, and another one the first.
   ['"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
   ['"kv_transfer_params":null,"kv_transfer_params":{"remote_host":"x"}', "kv_transfer_params"],
-  ['"kv\\u005ftransfer_params":{"remote_host":"x"}, "kv_transfer_params" : null', "kv_transfer_params"],
+  [
+    '"kv\\u005ftransfer_params":{"remote_host":"x"}, "kv_transfer_params" : null',
+    "kv_transfer_params",
+  ],
   ['"ec_transfer_params":[],"ec_transfer_params":null', "ec_transfer_params"],
   ['"vllm_xargs":{"kv_transfer_params":"x"},"vllm_xargs":{}', "vllm_xargs"],
   ['"vllm_xargs":{"kv_transfer_params":"x"},"vllm_xargs":null', "vllm_xargs"],
-  ['"vllm_xargs":{"kv_transfer_params":"x","kv_transfer_params":null}', "vllm_xargs.kv_transfer_params"],
+  [
+    '"vllm_xargs":{"kv_transfer_params":"x","kv_transfer_params":null}',
+    "vllm_xargs.kv_transfer_params",
+  ],
 ];
 
 test.each(WAYS)("%s is refused at each route, and the refusal names it", (members, param) => {
@@ -101,7 +108,10 @@ test("in a long body, a member is refused that occurs twice in different pieces,
             Buffer.from(text),
             new YieldingQueue({ clock: systemClock() }),
           ),
-        ).rejects.toMatchObject({ code: "KV_REQUEST_INVALID", details: { param: "kv_transfer_params" } });
+        ).rejects.toMatchObject({
+          code: "KV_REQUEST_INVALID",
+          details: { param: "kv_transfer_params" },
+        });
 });
 
 test.each([
@@ -138,7 +148,9 @@ test.each([...vllmRequests()])("vLLM %s has no other way to its connector", (_, 
   for (const name of read)
     expect(isRefused({ vllm_xargs: { [name]: "x" } }), name).toBe(!SAMPLING.test(name));
   for (const name of written) {
-    const whole = name.startsWith("**") ? { [name.slice(2)]: { kv_transfer_params: "x" } } : { [name]: {} };
+    const whole = name.startsWith("**")
+      ? { [name.slice(2)]: { kv_transfer_params: "x" } }
+      : { [name]: {} };
     expect(isRefused(whole), name).toBe(!SAMPLING.test(name));
   }
   // The engine gets nothing else about a connector; kv_hints come from vLLM's Rust front end.
@@ -177,7 +189,10 @@ function written(members: Members, escapes: () => boolean): string {
   return `{${members.map(([key, value]) => `${text(key)}:${json(value)}`).join(",")}}`;
 }
 
-/** Whether some reader of the text, whichever of two members it takes, finds what reaches a connector. */
+/**
+ * Whether some reader of the text, whichever of two members it takes, finds what reaches a
+ * connector.
+ */
 function reaches(members: Members, inside = false): boolean {
   return members.some(([key, value]) => {
     if (/^(kv|ec)_|_transfer_params$/.test(key)) return inside || value !== null;
@@ -190,8 +205,16 @@ function reaches(members: Members, inside = false): boolean {
 
 test("whichever of two members a reader takes, and however names are written, nothing that is accepted reaches a connector", () => {
   const key = fc.constantFrom(
-    ...["kv_transfer_params", "ec_transfer_params", "kv_hints", "vllm_xargs", "extra_args", "extra_body"],
-    ...["sampling_params", "prompt", "metadata", "x"],
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "kv_hints",
+    "vllm_xargs",
+    "extra_args",
+    "extra_body",
+    "sampling_params",
+    "prompt",
+    "metadata",
+    "x",
   );
   const { members } = fc.letrec<{ members: Members; value: unknown }>((tie) => ({
     members: fc.array(fc.tuple(key, tie("value")), { maxLength: 4 }) as fc.Arbitrary<Members>,

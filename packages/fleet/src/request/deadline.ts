@@ -3,8 +3,8 @@ import { type Clock, KvError, type Timer } from "@kv/interface";
 const nothing = () => {};
 
 /**
- * An abort that creates an `AbortSignal` only when `signal` is read. Each leg of each request listens for one, and hardly any reads the
- * signal.
+ * An abort that creates an `AbortSignal` only when `signal` is read. Each leg of each request
+ * listens for one, and hardly any reads the signal.
  */
 export class LazyAbort {
   #reason: KvError | undefined = undefined;
@@ -30,7 +30,10 @@ export class LazyAbort {
     return this.#controller.signal;
   }
 
-  /** Calls `listener` once, at the abort, or at once after it. Returns a function that removes the listener. */
+  /**
+   * Calls `listener` once, at the abort, or at once after it. Returns a function that removes the
+   * listener.
+   */
   onAbort(listener: () => void): () => void {
     if (this.#reason !== undefined) {
       listener();
@@ -66,14 +69,15 @@ export interface DeadlineOptions {
 }
 
 /**
- * Phases begin and end by the thousand, and hardly one expires. So one timer is set for many phases and checks at most this much later what
- * is due; only a phase that expires before that sets another.
+ * Phases begin and end by the thousand, and hardly one expires. So one timer is set for many phases
+ * and checks at most this much later what is due; only a phase that expires before that sets
+ * another.
  */
 const MAX_TIMER_MS = 30_000;
 
 /**
- * The time limits of a request and of its present phase. It aborts when one of them expires, and by `abort`: the client disconnects, or
- * the proxy closes.
+ * The time limits of a request and of its present phase. It aborts when one of them expires, and by
+ * `abort`: the client disconnects, or the proxy closes.
  */
 export class Deadline extends LazyAbort {
   readonly #clock: Clock;

@@ -17,7 +17,11 @@ test.each([
   ["empty", Buffer.alloc(0), "not JSON"],
   ["an array", Buffer.from("[]"), "JSON object"],
   ["null", Buffer.from("null"), "JSON object"],
-  ["parameters of its own", Buffer.from('{"kv_transfer_params":{"remote_host":"x"}}'), "the proxy sets it"],
+  [
+    "parameters of its own",
+    Buffer.from('{"kv_transfer_params":{"remote_host":"x"}}'),
+    "the proxy sets it",
+  ],
   ["no tokens", Buffer.from('{"max_tokens":0}'), "max_tokens is 0"],
   ["a limit that is no whole number", Buffer.from('{"max_tokens":"5"}'), 'max_tokens is "5"'],
   ["a flag that is none", Buffer.from('{"echo":1}'), "echo is 1"],
@@ -27,7 +31,11 @@ test.each([
     Buffer.from('{"stream_options":{"include_usage":true}}'),
     "stream: true",
   ],
-  ["a stream with prompt_logprobs", Buffer.from('{"stream":true,"prompt_logprobs":1}'), "prompt_logprobs"],
+  [
+    "a stream with prompt_logprobs",
+    Buffer.from('{"stream":true,"prompt_logprobs":1}'),
+    "prompt_logprobs",
+  ],
   ["too many least tokens", Buffer.from('{"max_tokens":2,"min_tokens":3}'), "min_tokens is 3"],
 ])("refuses a body that is %s", (_what, body, message) => {
   let error: unknown;
@@ -61,7 +69,8 @@ test.each([
 });
 
 test("a chat with echo and logprobs cannot be split", () => {
-  const chat = (fields: object) => read({ messages: [], echo: true, ...fields }, "/v1/chat/completions");
+  const chat = (fields: object) =>
+    read({ messages: [], echo: true, ...fields }, "/v1/chat/completions");
   expect(chat({ logprobs: true }).disaggregationLimit).toContain("echo");
   expect(chat({}).disaggregationLimit).toBeUndefined();
 });

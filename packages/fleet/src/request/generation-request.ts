@@ -4,25 +4,40 @@ import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
-export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
+export type Endpoint =
+  | "/v1/completions"
+  | "/v1/chat/completions"
+  | "/v1/responses"
+  | "/v1/messages";
 
 /**
- * What an answer contains about the prompt itself. A decode worker does not compute the prompt, so the prompt's log probabilities are
- * taken from the prefill answer. `prompt-logprobs`: the member `prompt_logprobs`, in the choice (completions) or beside the choices
- * (chat). `echo`: the prompt's text and log probabilities before the choice's own (`echo` with `logprobs`, completions). `prompt-only`:
- * the prompt and nothing else (`echo` with `max_tokens` 0), which a prefill instance answers alone.
+ * What an answer contains about the prompt itself. A decode worker does not compute the prompt, so
+ * the prompt's log probabilities are taken from the prefill answer. `prompt-logprobs`: the member
+ * `prompt_logprobs`, in the choice (completions) or beside the choices (chat). `echo`: the prompt's
+ * text and log probabilities before the choice's own (`echo` with `logprobs`, completions).
+ * `prompt-only`: the prompt and nothing else (`echo` with `max_tokens` 0), which a prefill instance
+ * answers alone.
  */
 export type PromptFields = "none" | "prompt-logprobs" | "echo" | "prompt-only";
 
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
-  /** The top-level members of the request's JSON body. A long list of token ids in `prompt` is an `Int32Array`. */
+  /**
+   * The top-level members of the request's JSON body. A long list of token ids in `prompt` is an
+   * `Int32Array`.
+   */
   readonly fields: Readonly<Record<string, unknown>>;
-  /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
+  /**
+   * The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs
+   * none.
+   */
   readonly tokenIds?: ArrayLike<number> | undefined;
 }
 
-/** A client's request for generated text, parsed as far as the proxy needs to split it into a prefill and a decode leg. */
+/**
+ * A client's request for generated text, parsed as far as the proxy needs to split it into a
+ * prefill and a decode leg.
+ */
 export interface GenerationRequest {
   /** The path. */
   readonly endpoint: Endpoint;
@@ -36,7 +51,10 @@ export interface GenerationRequest {
   readonly promptFields: PromptFields;
   /** The token ids of the prompt. Whoever has an instance render it sets them. */
   tokenIds?: ArrayLike<number> | undefined;
-  /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
+  /**
+   * Why prefill and decode cannot run on two instances without a wrong answer; undefined where they
+   * can.
+   */
   readonly disaggregationLimit: string | undefined;
 }
 
@@ -52,7 +70,10 @@ export interface WrittenBody {
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
-/** Parses a client's body. Errors: `KV_REQUEST_INVALID`. Most of what an engine itself refuses is left to the engine. */
+/**
+ * Parses a client's body. Errors: `KV_REQUEST_INVALID`. Most of what an engine itself refuses is
+ * left to the engine.
+ */
 export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): GenerationRequest {
   let text: string;
   let parsed: unknown;
@@ -67,7 +88,10 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   return requestOf(endpoint, parsed, { text, long: [] });
 }
 
-/** As `parseGenerationRequest`. A body above `AT_ONCE_BYTES` is parsed in steps of `parses`: its prompt stays in bytes, and no leg encodes it again. It must have passed a `JsonScan`. */
+/**
+ * As `parseGenerationRequest`. A body above `AT_ONCE_BYTES` is parsed in steps of `parses`: its
+ * prompt stays in bytes, and no leg encodes it again. It must have passed a `JsonScan`.
+ */
 export async function parseRequestInSteps(
   endpoint: Endpoint,
   body: Uint8Array,
@@ -80,7 +104,10 @@ export async function parseRequestInSteps(
   return requestOf(endpoint, pieces.value, pieces);
 }
 
-/** Checks a body that a decode instance gets as it came, for a route that it serves alone. Errors: `KV_REQUEST_INVALID`. */
+/**
+ * Checks a body that a decode instance gets as it came, for a route that it serves alone. Errors:
+ * `KV_REQUEST_INVALID`.
+ */
 export async function checkDecodeBody(body: Uint8Array, parses: YieldingQueue): Promise<void> {
   const pieces = await parses.run(parseJsonPieces(body)).catch(() => {
     throw notJson();
@@ -115,13 +142,20 @@ function requestOf(
   };
 }
 
-/** The token ids of a prompt as its client has written them; undefined for a prompt of another form. */
+/**
+ * The token ids of a prompt as its client has written them; undefined for a prompt of another form.
+ */
 export function writtenIds({ fields: { prompt } }: RoutedRequest) {
   if (prompt instanceof Int32Array) return prompt;
-  return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as readonly number[]) : undefined;
+  return Array.isArray(prompt) && typeof prompt[0] === "number"
+    ? (prompt as readonly number[])
+    : undefined;
 }
 
-/** The token ids of a prompt: as its client has written them, or as an instance has rendered it; undefined where they are not known. */
+/**
+ * The token ids of a prompt: as its client has written them, or as an instance has rendered it;
+ * undefined where they are not known.
+ */
 export function promptIds(request: RoutedRequest): ArrayLike<number> | undefined {
   return writtenIds(request) ?? request.tokenIds;
 }
@@ -153,8 +187,8 @@ export function bodyLength({ text, long }: GenerationRequest): number {
 }
 
 /**
- * The longest id of a client. Engines take 200 characters. The proxy adds the number of a part, and in push a UUID and `-release`: 177 with the
- * default limit of parts.
+ * The longest id of a client. Engines take 200 characters. The proxy adds the number of a part, and
+ * in push a UUID and `-release`: 177 with the default limit of parts.
  */
 export const REQUEST_ID_LENGTH = 128;
 
@@ -163,7 +197,10 @@ const REQUEST_ID = new RegExp(`^[\\x21-\\x2b\\x2d-\\x7e]{1,${REQUEST_ID_LENGTH}}
 /** What an id of a request must be. */
 const REQUEST_ID_RULE = `1 to ${REQUEST_ID_LENGTH} printable ASCII characters without spaces and commas`;
 
-/** Whether a client may give a request this id. vLLM puts it into notifications, where a comma separates ids, so the characters are limited. */
+/**
+ * Whether a client may give a request this id. vLLM puts it into notifications, where a comma
+ * separates ids, so the characters are limited.
+ */
 function isRequestId(id: string): boolean {
   return REQUEST_ID.test(id);
 }
@@ -183,7 +220,10 @@ export function traceparentOf({ traceparent }: IncomingHttpHeaders): string | un
   return typeof traceparent === "string" ? traceparent : undefined;
 }
 
-/** vLLM's Responses API takes its request's id from the body, where the other ones take it from `X-Request-Id`. */
+/**
+ * vLLM's Responses API takes its request's id from the body, where the other ones take it from
+ * `X-Request-Id`.
+ */
 function checkRequestId(id: unknown): void {
   if (id == null || (typeof id === "string" && isRequestId(id))) return;
   throw new KvError("KV_REQUEST_INVALID", `request_id must be ${REQUEST_ID_RULE}`, {
@@ -191,7 +231,10 @@ function checkRequestId(id: unknown): void {
   });
 }
 
-function promptFieldsOf(endpoint: Endpoint, fields: Readonly<Record<string, unknown>>): PromptFields {
+function promptFieldsOf(
+  endpoint: Endpoint,
+  fields: Readonly<Record<string, unknown>>,
+): PromptFields {
   if (endpoint === "/v1/completions" && fields.echo === true) {
     if (fields.max_tokens === 0) return "prompt-only";
     if (fields.logprobs != null) return "echo";
@@ -205,9 +248,10 @@ function promptFieldsOf(endpoint: Endpoint, fields: Readonly<Record<string, unkn
 }
 
 /**
- * Checks the members that the prefill leg replaces: it is not streamed and has a token limit of its own. Without this check, the decode
- * worker would refuse a wrong value only after the prefill worker has computed the prompt and holds blocks for it. The rules are those of
- * vLLM 0.33's request models. Errors: `KV_REQUEST_INVALID`.
+ * Checks the members that the prefill leg replaces: it is not streamed and has a token limit of its
+ * own. Without this check, the decode worker would refuse a wrong value only after the prefill
+ * worker has computed the prompt and holds blocks for it. The rules are those of vLLM 0.33's
+ * request models. Errors: `KV_REQUEST_INVALID`.
  */
 function validateBody(fields: Fields): void {
   checkWholeNumbers(fields);
@@ -218,24 +262,38 @@ function validateBody(fields: Fields): void {
     if (typeof limit === "number" && limit < smallest)
       refuse(param, `is ${limit}; it must be at least ${smallest}`);
   }
-  if (typeof fields.n === "number" && fields.n < 1) refuse("n", `is ${fields.n}; it must be at least 1`);
+  if (typeof fields.n === "number" && fields.n < 1)
+    refuse("n", `is ${fields.n}; it must be at least 1`);
   const limit = fields.max_completion_tokens ?? fields.max_tokens;
   const minTokens = fields.min_tokens;
-  if (typeof limit === "number" && typeof minTokens === "number" && minTokens > Math.max(limit, 1)) {
+  if (
+    typeof limit === "number" &&
+    typeof minTokens === "number" &&
+    minTokens > Math.max(limit, 1)
+  ) {
     refuse("min_tokens", `is ${minTokens}, above the token limit of ${limit}`);
   }
   checkStreaming(fields);
 }
 
 function checkWholeNumbers(fields: Fields): void {
-  for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n"]) {
+  for (const param of [
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "min_tokens",
+    "n",
+  ]) {
     const value = fields[param];
     if (value != null && !Number.isSafeInteger(value))
       refuse(param, `is ${shownValue(value)}; it must be a whole number`);
   }
 }
 
-/** Checks the members that decide how a request is split. vLLM would also accept 1 and "yes" for true. */
+/**
+ * Checks the members that decide how a request is split. vLLM would also accept 1 and "yes" for
+ * true.
+ */
 function checkBooleans(fields: Fields): void {
   for (const param of ["stream", "echo", "use_beam_search", "background"]) {
     const value = fields[param];
@@ -247,7 +305,8 @@ function checkBooleans(fields: Fields): void {
 function checkStreaming(fields: Fields): void {
   const { stream, stream_options: options } = fields;
   if (options != null) {
-    if (typeof options !== "object" || Array.isArray(options)) refuse("stream_options", "must be an object");
+    if (typeof options !== "object" || Array.isArray(options))
+      refuse("stream_options", "must be an object");
     if (stream !== true && Object.keys(options).length > 0)
       refuse("stream_options", "is only allowed with stream: true");
   }
@@ -255,7 +314,8 @@ function checkStreaming(fields: Fields): void {
   const { prompt_logprobs: promptLogprobs } = fields;
   if (typeof promptLogprobs === "number" && promptLogprobs !== 0)
     refuse("prompt_logprobs", "is not available with stream: true");
-  if (fields.use_beam_search === true) refuse("use_beam_search", "is not available with stream: true");
+  if (fields.use_beam_search === true)
+    refuse("use_beam_search", "is not available with stream: true");
 }
 
 function refuse(param: string, problem: string): never {
@@ -263,16 +323,23 @@ function refuse(param: string, problem: string): never {
 }
 
 /**
- * Names that reach an engine's KV connector, its encoder, or another host through them: `kv_transfer_params` and `ec_transfer_params` (vLLM's request
- * classes, 0.31 to 0.33), `kv_hints` (its Rust front end), and what a later vLLM names in the same way.
+ * Names that reach an engine's KV connector, its encoder, or another host through them:
+ * `kv_transfer_params` and `ec_transfer_params` (vLLM's request classes, 0.31 to 0.33), `kv_hints`
+ * (its Rust front end), and what a later vLLM names in the same way.
  */
 const CONNECTOR_MEMBER = /^(kv|ec)_|_transfer_params$/;
 
 /**
- * Objects whose members vLLM reads those names from: `vllm_xargs` becomes `SamplingParams.extra_args`, which its token route takes in `sampling_params`. Its clients write
+ * Objects whose members vLLM reads those names from: `vllm_xargs` becomes
+ * `SamplingParams.extra_args`, which its token route takes in `sampling_params`. Its clients write
  * further members into `extra_body`.
  */
-const BAGS: ReadonlySet<string> = new Set(["vllm_xargs", "extra_args", "extra_body", "sampling_params"]);
+const BAGS: ReadonlySet<string> = new Set([
+  "vllm_xargs",
+  "extra_args",
+  "extra_body",
+  "sampling_params",
+]);
 
 /** Whether a member of this name reaches an engine's connector. */
 function isConnectorMember(name: string): boolean {
@@ -280,9 +347,11 @@ function isConnectorMember(name: string): boolean {
 }
 
 /**
- * Refuses what only the proxy may tell an engine. A client that could name hosts and blocks would read other requests' KV through a decode worker, and vLLM's engine ends when a
- * value is no object. `null` is nothing, as it is for vLLM. `written`: where the body is passed on as it came, none of these members may occur twice, as another
- * parser may take another one of them. Errors: `KV_REQUEST_INVALID`, with the member's name.
+ * Refuses what only the proxy may tell an engine. A client that could name hosts and blocks would
+ * read other requests' KV through a decode worker, and vLLM's engine ends when a value is no
+ * object. `null` is nothing, as it is for vLLM. `written`: where the body is passed on as it came,
+ * none of these members may occur twice, as another parser may take another one of them. Errors:
+ * `KV_REQUEST_INVALID`, with the member's name.
  */
 export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): void {
   for (const name in fields) {
@@ -305,7 +374,8 @@ export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): v
 /** Refuses the names in a bag, with any value, and a bag inside of it. */
 function refuseInside(bag: unknown, path: string): void {
   if (typeof bag !== "object" || bag === null) return;
-  for (const name in bag) if (BAGS.has(name) || isConnectorMember(name)) throw refusal(`${path}.${name}`);
+  for (const name in bag)
+    if (BAGS.has(name) || isConnectorMember(name)) throw refusal(`${path}.${name}`);
 }
 
 function refusal(path: string): KvError {
@@ -322,7 +392,10 @@ function refusal(path: string): KvError {
 /** A string of a JSON text, and the colon behind a key. */
 const STRING = /"([^"\\]*(?:\\.[^"\\]*)*)"\s*(:?)/g;
 
-/** How often a name is a key in a JSON text, at any depth; 1 at once where the text has it no second time. */
+/**
+ * How often a name is a key in a JSON text, at any depth; 1 at once where the text has it no second
+ * time.
+ */
 function timesNamed(text: string, name: string): number {
   if (text.indexOf(name) === text.lastIndexOf(name) && !text.includes("\\u")) return 1;
   let times = 0;
@@ -335,8 +408,8 @@ function timesNamed(text: string, name: string): number {
 }
 
 /**
- * Why prefill and decode of a request to `endpoint` cannot run on two instances without a wrong answer (vLLM 0.32 and 0.33); undefined where they
- * can.
+ * Why prefill and decode of a request to `endpoint` cannot run on two instances without a wrong
+ * answer (vLLM 0.32 and 0.33); undefined where they can.
  */
 function disaggregationLimit(endpoint: string, fields: Fields): string | undefined {
   if (fields.use_beam_search === true) {
@@ -354,12 +427,17 @@ function disaggregationLimit(endpoint: string, fields: Fields): string | undefin
   return endpoint === "/v1/responses" ? responsesLimit(fields) : undefined;
 }
 
-/** Parts of the Responses API that live in one server's memory, or that run several turns there: each turn would read the blocks again. */
+/**
+ * Parts of the Responses API that live in one server's memory, or that run several turns there:
+ * each turn would read the blocks again.
+ */
 function responsesLimit(fields: Fields): string | undefined {
   for (const param of ["previous_response_id", "previous_input_messages", "prompt"]) {
-    if (fields[param] != null) return `${param} refers to data that only the server that created it has`;
+    if (fields[param] != null)
+      return `${param} refers to data that only the server that created it has`;
   }
-  if (fields.background === true) return "background responses are kept by the server that runs them";
+  if (fields.background === true)
+    return "background responses are kept by the server that runs them";
   const tools = Array.isArray(fields.tools) ? (fields.tools as { type?: unknown }[]) : [];
   const builtIn = tools.find((tool) => tool?.type !== "function");
   if (builtIn !== undefined) {

@@ -8,16 +8,29 @@ export const ENDPOINTS: readonly Endpoint[] = [
   "/v1/messages",
 ];
 
-/** Routes of vLLM that any decode instance answers alone, as they need no KV of another one: its tokenizer, its chat template, and its pooling models. */
+/**
+ * Routes of vLLM that any decode instance answers alone, as they need no KV of another one: its
+ * tokenizer, its chat template, and its pooling models.
+ */
 export const DECODE_ROUTES: readonly string[] = [
   ..."/tokenize /detokenize /v1/messages/count_tokens".split(" "),
   ...ENDPOINTS.map((endpoint) => `${endpoint}/render`),
   ..."/v1/completions/derender /v1/chat/completions/derender".split(" "),
-  ..."/v1/embeddings /v2/embed /rerank /v1/rerank /v2/rerank /score /v1/score /pooling /classify".split(" "),
+  ..."/v1/embeddings /v2/embed /rerank /v1/rerank /v2/rerank /score /v1/score /pooling /classify".split(
+    " ",
+  ),
 ];
 
-/** What is one server's own state. A sidecar passes it on, as it stands on the port of its decode instance. */
-export const SIDECAR_ROUTES: readonly string[] = ["/metrics", "/version", "/load", "/kv_event_sources"];
+/**
+ * What is one server's own state. A sidecar passes it on, as it stands on the port of its decode
+ * instance.
+ */
+export const SIDECAR_ROUTES: readonly string[] = [
+  "/metrics",
+  "/version",
+  "/load",
+  "/kv_event_sources",
+];
 
 const ONE_SERVER = "it is the state of one server: ask that server";
 const OPERATORS = "it changes or stops one server, and no client may: ask that server";
@@ -62,7 +75,10 @@ export const REFUSED_ROUTES: ReadonlyMap<string, string> = new Map(
       ],
     ] as const
   ).flatMap(([why, routes]) =>
-    Array.from(routes.matchAll(/([A-Z]+) (\S+)/g), ([, method, path]) => [`${method} ${path}`, why] as const),
+    Array.from(
+      routes.matchAll(/([A-Z]+) (\S+)/g),
+      ([, method, path]) => [`${method} ${path}`, why] as const,
+    ),
   ),
 );
 

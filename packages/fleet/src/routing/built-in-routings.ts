@@ -1,10 +1,18 @@
-import { KvEventSubscriber, type KvEventSubscriberOptions } from "../kv-events/kv-event-subscriber.js";
+import {
+  KvEventSubscriber,
+  type KvEventSubscriberOptions,
+} from "../kv-events/kv-event-subscriber.js";
 import { prefixAware } from "./prefix-aware.js";
 import { leastLoad, type Routing, roundRobin } from "./routing.js";
 import { sessionAffinity } from "./session-affinity.js";
 
 /** The names of the built-in routing strategies. */
-export const ROUTING_NAMES = ["round-robin", "least-load", "session-affinity", "prefix-aware"] as const;
+export const ROUTING_NAMES = [
+  "round-robin",
+  "least-load",
+  "session-affinity",
+  "prefix-aware",
+] as const;
 
 /** The name of a built-in routing strategy. */
 export type RoutingName = (typeof ROUTING_NAMES)[number];
@@ -16,7 +24,10 @@ const CREATE: Readonly<Record<RoutingName, (options: KvEventSubscriberOptions) =
   "prefix-aware": (options) => prefixAware({ cached: new KvEventSubscriber(options) }),
 };
 
-/** A built-in routing strategy by name. `prefix-aware` subscribes to the KV events of instances that publish them. */
+/**
+ * A built-in routing strategy by name. `prefix-aware` subscribes to the KV events of instances that
+ * publish them.
+ */
 export function builtInRouting(name: RoutingName, options: KvEventSubscriberOptions): Routing {
   return CREATE[name](options);
 }

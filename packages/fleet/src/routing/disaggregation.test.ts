@@ -33,7 +33,12 @@ test.each([
   [{ decodeInFlight: 1, decodePromptShare: 0.2 }, 1000, false, "short-suffix"],
   [{ decodeInFlight: 1, decodePromptShare: 0.201 }, 1000, true, "decode-busy"],
   [{ decodeInFlight: 1, decodePromptShare: 0.201 }, 999, true, "long-suffix"],
-  [{ decodeInFlight: 1, decodePromptShare: 0.5, decodeCachedTokens: 950 }, 1000, false, "prefix-cached"],
+  [
+    { decodeInFlight: 1, decodePromptShare: 0.5, decodeCachedTokens: 950 },
+    1000,
+    false,
+    "prefix-cached",
+  ],
   [{ ...busy, decodeInFlight: 1, decodePromptShare: 0.2 }, 100, false, "prefill-busy"],
   [{ ...busy, decodeInFlight: 1, decodePromptShare: 0.201 }, 100, true, "long-suffix"],
   [{ ...busy, decodeInFlight: 0, decodePromptShare: 0.5 }, 100, false, "prefill-busy"],

@@ -16,7 +16,12 @@ function setUp(urls: readonly string[]) {
     times: { coolDownMs: 1000, maxCoolDownMs: 3000, slowReturnMs: 1000 },
   });
   const next = () => pool.visit({ requestId: "r" }, new Set());
-  return { pool, next, advance: (ms: number) => (nowMs += ms), toss: (value: number) => (chance = value) };
+  return {
+    pool,
+    next,
+    advance: (ms: number) => (nowMs += ms),
+    toss: (value: number) => (chance = value),
+  };
 }
 
 const silent = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "answer" } });
@@ -57,7 +62,12 @@ test("a visit counts only its first outcome", () => {
   visit?.succeeded();
   visit?.failed(unreachable);
   visit?.abandoned();
-  expect(pool.status()[0]).toMatchObject({ requests: 2, in_flight: 1, failures: 0, available: true });
+  expect(pool.status()[0]).toMatchObject({
+    requests: 2,
+    in_flight: 1,
+    failures: 0,
+    available: true,
+  });
 });
 
 test("the cool-down doubles with each failure in a row, up to a limit", () => {
@@ -121,7 +131,10 @@ test("ranks of one server are added, drained and removed one by one", async () =
   await expect(pool.remove({ url: "a" })).rejects.toMatchObject({ hint: "there are a@0, a@1" });
 });
 
-/** Strategies keep what they know of a list: a new list at each request would cost more with each instance. */
+/**
+ * Strategies keep what they know of a list: a new list at each request would cost more with each
+ * instance.
+ */
 test("the strategy gets the same list while no instance changes: after a return from ejection, and after a failure", () => {
   const lists = new Set<readonly unknown[]>();
   let chance = 0;
@@ -150,7 +163,10 @@ test("the strategy gets the same list while no instance changes: after a return 
   for (let at = 0; at < 10; at += 1) {
     const first = pool.visit({ requestId: "r" }, new Set());
     first?.failed(new KvError("KV_PROXY_UPSTREAM_FAILED", "answered 500"));
-    const second = pool.visit({ requestId: "r" }, new Set(first === undefined ? [] : [first.instance]));
+    const second = pool.visit(
+      { requestId: "r" },
+      new Set(first === undefined ? [] : [first.instance]),
+    );
     expect(second?.instance).not.toBe(first?.instance);
   }
   expect(lists.size).toBe(3);

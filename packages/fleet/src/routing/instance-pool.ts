@@ -42,7 +42,10 @@ export class InstancePool {
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
-  /** Cache, by a list of candidates. With many instances a search at each request would take longer than all else. */
+  /**
+   * Cache, by a list of candidates. With many instances a search at each request would take longer
+   * than all else.
+   */
   #available = new WeakMap<readonly PooledInstance[], AvailableInstances>();
 
   /** Cache, by a list of candidates: that list without one excluded instance. */
@@ -60,15 +63,17 @@ export class InstancePool {
   }
 
   /**
-   * The instance for a request, none of `excluding`; undefined when there is none. Where all are cooling down, one of these is chosen: it may
-   * be back, and an attempt costs less than a refusal. With a `partner`, only instances that are its pair are chosen.
+   * The instance for a request, none of `excluding`; undefined when there is none. Where all are
+   * cooling down, one of these is chosen: it may be back, and an attempt costs less than a refusal.
+   * With a `partner`, only instances that are its pair are chosen.
    */
   choose(
     context: RoutingContext,
     excluding: ReadonlySet<Instance>,
     partner?: Partner,
   ): PooledInstance | undefined {
-    // Mostly another one is chosen anyway, and a list without those is a new one, which strategies have to look through.
+    // Mostly another one is chosen anyway, and a list without those is a new one, which strategies
+    // have to look through.
     const chosen = this.#chooseWithout(context, NONE, partner);
     if (chosen === undefined || !excluding.has(chosen)) return chosen;
     return this.#chooseWithout(context, excluding, partner);
@@ -91,15 +96,18 @@ export class InstancePool {
     return isCandidate(chosen) ? chosen : undefined;
   }
 
-  /** The requests in flight of the least loaded instance that is available; undefined where none is. */
+  /**
+   * The requests in flight of the least loaded instance that is available; undefined where none is.
+   */
   fewestInFlight(): number | undefined {
     const ready = this.#ready(this.#instances, NONE);
     return ready[0]?.available() === true ? this.#byLoad.fewest(ready) : undefined;
   }
 
   /**
-   * At most `count` instances that could serve in place of a chosen one, the least loaded first: available, none of `excluding`, and surely pairs of all
-   * `partners`. The routing strategy is not asked.
+   * At most `count` instances that could serve in place of a chosen one, the least loaded first:
+   * available, none of `excluding`, and surely pairs of all `partners`. The routing strategy is not
+   * asked.
    */
   alternatives(
     count: number,
@@ -113,18 +121,27 @@ export class InstancePool {
       const instance = one as PooledInstance;
       if (found.length >= count) break;
       if (excluding.has(instance) || !instance.available(nowMs)) continue;
-      if (partners.every((partner) => pairing?.fits(instance, partner) ?? true)) found.push(instance);
+      if (partners.every((partner) => pairing?.fits(instance, partner) ?? true))
+        found.push(instance);
     }
     return found;
   }
 
   /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
-  visit(context: RoutingContext, excluding: ReadonlySet<Instance>, partner?: Partner): Visit | undefined {
+  visit(
+    context: RoutingContext,
+    excluding: ReadonlySet<Instance>,
+    partner?: Partner,
+  ): Visit | undefined {
     return this.choose(context, excluding, partner)?.begin();
   }
 
   /** As `Routing.cachedTokens`; undefined where the strategy knows nothing of caches. */
-  cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number | undefined {
+  cachedTokens(
+    instance: Instance,
+    context: RoutingContext,
+    charactersPerToken: number,
+  ): number | undefined {
     return this.#routing.cachedTokens?.(instance, context, charactersPerToken);
   }
 
@@ -133,7 +150,10 @@ export class InstancePool {
     return this.#routing.readsTokenIds?.() ?? false;
   }
 
-  /** Why no instance of the pool, or none of `among`, is a pair of `partner`; undefined where one is. */
+  /**
+   * Why no instance of the pool, or none of `among`, is a pair of `partner`; undefined where one
+   * is.
+   */
   pairingRefusal(partner: Partner, among?: readonly Instance[]): string | undefined {
     return this.#options.pairing?.refusal(this.role, partner, among);
   }
@@ -163,7 +183,10 @@ export class InstancePool {
     return this.#byName.get(instanceName(id));
   }
 
-  /** Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when it is in the pool already. */
+  /**
+   * Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when
+   * it is in the pool already.
+   */
   add(spec: InstanceSpec): void {
     const known = this.find(spec);
     if (known?.draining === true) {
@@ -194,14 +217,17 @@ export class InstancePool {
   }
 
   /**
-   * Sends the instance no further requests, from this call on. Resolves when its visits have ended. Errors: `KV_PROXY_NO_INSTANCE` for an
-   * instance that is not in the pool.
+   * Sends the instance no further requests, from this call on. Resolves when its visits have ended.
+   * Errors: `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
     await this.#beginDraining(id).idle();
   }
 
-  /** Drains the instance, then forgets it. Errors: `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool. */
+  /**
+   * Drains the instance, then forgets it. Errors: `KV_PROXY_NO_INSTANCE` for an instance that is
+   * not in the pool.
+   */
   async remove(id: InstanceId): Promise<void> {
     const removed = this.#beginDraining(id);
     await removed.idle();
@@ -221,10 +247,14 @@ export class InstancePool {
   #beginDraining(id: InstanceId): PooledInstance {
     const found = this.find(id);
     if (found === undefined) {
-      throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${this.role} instance ${instanceName(id)}`, {
-        hint: `there are ${this.#instances.map(instanceName).join(", ") || "none"}`,
-        details: { httpStatus: 404 },
-      });
+      throw new KvError(
+        "KV_PROXY_NO_INSTANCE",
+        `there is no ${this.role} instance ${instanceName(id)}`,
+        {
+          hint: `there are ${this.#instances.map(instanceName).join(", ") || "none"}`,
+          details: { httpStatus: 404 },
+        },
+      );
     }
     found.drain(true);
     return found;
@@ -244,7 +274,10 @@ export class InstancePool {
     return [];
   }
 
-  #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
+  #ready(
+    instances: readonly PooledInstance[],
+    excluding: ReadonlySet<Instance>,
+  ): readonly PooledInstance[] {
     const available = this.#availableOf(instances);
     const out = [...excluding].filter((instance) => this.#byLoad.has(available, instance));
     const ready = out.length === 0 ? available : this.#without(available, out);
@@ -254,8 +287,14 @@ export class InstancePool {
     return responsive.length > 0 ? responsive : left;
   }
 
-  /** The list without the excluded instances. The same array each time for the same single instance: strategies keep state by array. */
-  #without(list: readonly PooledInstance[], excluded: readonly Instance[]): readonly PooledInstance[] {
+  /**
+   * The list without the excluded instances. The same array each time for the same single instance:
+   * strategies keep state by array.
+   */
+  #without(
+    list: readonly PooledInstance[],
+    excluded: readonly Instance[],
+  ): readonly PooledInstance[] {
     const only = excluded.length === 1 ? excluded[0] : undefined;
     const cached = this.#remaining.get(list);
     if (only !== undefined && cached?.excluded === only) return cached.instances;
@@ -297,9 +336,15 @@ interface Remaining {
 
 /** The instances of a list that take requests. */
 interface AvailableInstances {
-  /** Instances that return from ejection and take only a share of the requests, the largest share first. */
+  /**
+   * Instances that return from ejection and take only a share of the requests, the largest share
+   * first.
+   */
   readonly returning: readonly PooledInstance[];
-  /** The instances that may serve a request, by how many of `returning` may serve it. Made on demand. */
+  /**
+   * The instances that may serve a request, by how many of `returning` may serve it. Made on
+   * demand.
+   */
   readonly lists: (readonly PooledInstance[] | undefined)[];
   /** Valid until this time, unless an instance changes. */
   readonly untilMs: number;

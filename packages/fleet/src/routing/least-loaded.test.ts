@@ -18,7 +18,8 @@ class Counted implements Instance {
   }
 }
 
-const many = (count: number) => Array.from({ length: count }, (_, at) => new Counted(`http://i${at}`));
+const many = (count: number) =>
+  Array.from({ length: count }, (_, at) => new Counted(`http://i${at}`));
 
 describe("the order by load", () => {
   it("gives an instance with the fewest requests in flight, and takes equal ones in turn, after any changes", () => {
@@ -35,7 +36,9 @@ describe("the order by load", () => {
           const fewest = Math.min(...instances.map((one) => one.load));
           expect(byLoad.fewest(instances)).toBe(fewest);
           const inOrder = [...byLoad.inOrder(instances)];
-          expect(inOrder.map(({ inFlight }) => inFlight)).toEqual(instances.map((one) => one.load).sort());
+          expect(inOrder.map(({ inFlight }) => inFlight)).toEqual(
+            instances.map((one) => one.load).sort(),
+          );
           if (!choose) continue;
           const chosen = byLoad.choose(instances);
           expect(chosen?.inFlight).toBe(fewest);
@@ -78,7 +81,9 @@ describe("the order by load", () => {
       routing.instancesChanged?.(instances);
       const context = (at: number) => ({
         requestId: `${at}`,
-        request: { fields: { prompt: "system prompt ".repeat(40) + at, user: at % 2 === 0 ? "u" : "" } },
+        request: {
+          fields: { prompt: "system prompt ".repeat(40) + at, user: at % 2 === 0 ? "u" : "" },
+        },
       });
       const turn = (at: number) => {
         const chosen = routing.choose(instances, context(at)) as Counted;

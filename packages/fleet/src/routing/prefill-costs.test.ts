@@ -5,7 +5,11 @@ import { PrefillCosts, uncomputedTokens } from "./prefill-costs.js";
 
 const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":[1,2]}'));
 const leg = (tokens: number, durationMs: number, more = {}) => ({
-  ...{ request, usage: { prompt_tokens: tokens }, durationMs, wasAlone: true, ...more },
+  request,
+  usage: { prompt_tokens: tokens },
+  durationMs,
+  wasAlone: true,
+  ...more,
 });
 
 test("10 legs that read 1,000 tokens in 100 ms tell what reading costs, and change nothing of what computing costs", () => {
@@ -24,7 +28,11 @@ test("10 legs that read 1,000 tokens in 100 ms tell what reading costs, and chan
 
 test.each([
   ["what the answer says, in its KV parameters", { cachedTokens: 5, readTokens: 9 }, 5],
-  ["what its usage says", { usage: { prompt_tokens_details: { cached_tokens: 7 } }, readTokens: 9 }, 7],
+  [
+    "what its usage says",
+    { usage: { prompt_tokens_details: { cached_tokens: 7 } }, readTokens: 9 },
+    7,
+  ],
   ["what it was given to read, where it says nothing", { readTokens: 9 }, 9],
   ["nothing, where nothing is known", {}, undefined],
 ])("the tokens that a leg did not compute are %s", (_, more, expected) => {
@@ -32,19 +40,27 @@ test.each([
 });
 
 const text = (length: number) =>
-  parseGenerationRequest("/v1/completions", Buffer.from(JSON.stringify({ prompt: "x".repeat(length) })));
+  parseGenerationRequest(
+    "/v1/completions",
+    Buffer.from(JSON.stringify({ prompt: "x".repeat(length) })),
+  );
 
 test("the tokens of a prompt are those of its ids, or its text's by what the texts before had, and unknown for embeddings", () => {
   const costs = new PrefillCosts();
   expect(costs.promptTokens(request)).toBe(2);
   const { length } = JSON.stringify({ prompt: "x".repeat(1000) });
   expect(costs.promptTokens(text(1000))).toBe(Math.ceil(length / 4));
-  // Of token ids no text is known; of a text ten legs with 2 characters in a token are 0.9^10 away from it.
+  // Of token ids no text is known; of a text ten legs with 2 characters in a token are 0.9^10 away
+  // from it.
   costs.ended(leg(1, 1));
   expect(costs.charactersPerToken).toBe(4);
-  for (let count = 0; count < 10; count += 1) costs.ended({ ...leg(length / 2, 1), request: text(1000) });
+  for (let count = 0; count < 10; count += 1)
+    costs.ended({ ...leg(length / 2, 1), request: text(1000) });
   expect(costs.charactersPerToken).toBeCloseTo(2 + 2 * 0.9 ** 10);
-  const embeddings = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt_embeds":"AAAA"}'));
+  const embeddings = parseGenerationRequest(
+    "/v1/completions",
+    Buffer.from('{"prompt_embeds":"AAAA"}'),
+  );
   expect(costs.promptTokens(embeddings)).toBeUndefined();
 });
 

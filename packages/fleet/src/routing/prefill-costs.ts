@@ -1,4 +1,9 @@
-import { bodyLength, type GenerationRequest, promptIds, writtenIds } from "../request/generation-request.js";
+import {
+  bodyLength,
+  type GenerationRequest,
+  promptIds,
+  writtenIds,
+} from "../request/generation-request.js";
 import type { InstancePool } from "./instance-pool.js";
 
 /** A prefill leg that has ended with a computed prompt. */
@@ -7,9 +12,14 @@ export interface EndedPrefill {
   readonly request: GenerationRequest;
   /** The answer's `usage`. */
   readonly usage: unknown;
-  /** Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage. */
+  /**
+   * Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage.
+   */
   readonly cachedTokens?: number | undefined;
-  /** Tokens that were given to the instance to read from a decode instance; undefined where there were none. */
+  /**
+   * Tokens that were given to the instance to read from a decode instance; undefined where there
+   * were none.
+   */
   readonly readTokens?: number | undefined;
   /** How long the leg took. */
   readonly durationMs: number;
@@ -32,24 +42,37 @@ export class PrefillCosts {
     return this.#charactersPerToken;
   }
 
-  /** Milliseconds that one token more takes which is not cached; undefined before the first measurement. */
+  /**
+   * Milliseconds that one token more takes which is not cached; undefined before the first
+   * measurement.
+   */
   get msPerToken(): number | undefined {
     return this.#fit.slope;
   }
 
-  /** The time of a leg that computes `computedTokens` and waits for no other leg, in milliseconds; undefined before the first measurement. */
+  /**
+   * The time of a leg that computes `computedTokens` and waits for no other leg, in milliseconds;
+   * undefined before the first measurement.
+   */
   legMs(computedTokens: number): number | undefined {
     return this.#fit.at(computedTokens);
   }
 
-  /** How long a prefill instance takes to read `readTokens` from a decode instance and to compute the rest of `promptTokens`, in milliseconds; undefined before the first measurement. */
+  /**
+   * How long a prefill instance takes to read `readTokens` from a decode instance and to compute
+   * the rest of `promptTokens`, in milliseconds; undefined before the first measurement.
+   */
   readingMs(promptTokens: number, readTokens: number): number | undefined {
     const { msPerToken } = this;
     if (msPerToken === undefined) return undefined;
-    return msPerToken * Math.max(0, promptTokens - readTokens) + (this.#readMsPerToken ?? 0) * readTokens;
+    return (
+      msPerToken * Math.max(0, promptTokens - readTokens) + (this.#readMsPerToken ?? 0) * readTokens
+    );
   }
 
-  /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
+  /**
+   * Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text.
+   */
   promptTokens(request: GenerationRequest): number | undefined {
     const ids = promptIds(request);
     if (ids !== undefined) return ids.length;
@@ -57,7 +80,10 @@ export class PrefillCosts {
     return Math.ceil(bodyLength(request) / this.#charactersPerToken);
   }
 
-  /** How long a prompt waits for the least loaded of the prefill instances; undefined before the first measurement. */
+  /**
+   * How long a prompt waits for the least loaded of the prefill instances; undefined before the
+   * first measurement.
+   */
   waitMs(prefillers: InstancePool): number | undefined {
     if (this.#msPerLeg === undefined) return undefined;
     const least = prefillers.fewestInFlight();
@@ -72,7 +98,10 @@ export class PrefillCosts {
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
     if (writtenIds(request) === undefined)
-      this.#charactersPerToken = average(this.#charactersPerToken, bodyLength(request) / promptTokens);
+      this.#charactersPerToken = average(
+        this.#charactersPerToken,
+        bodyLength(request) / promptTokens,
+      );
     const computed = promptTokens - cachedTokens;
     if (!wasAlone || computed <= 0) return;
     if (readTokens === undefined) {
@@ -83,12 +112,19 @@ export class PrefillCosts {
     const computeMs = this.legMs(computed);
     const read = Math.min(readTokens, cachedTokens);
     if (computeMs === undefined || read === 0) return;
-    this.#readMsPerToken = average(this.#readMsPerToken, Math.max(0, durationMs - computeMs) / read);
+    this.#readMsPerToken = average(
+      this.#readMsPerToken,
+      Math.max(0, durationMs - computeMs) / read,
+    );
   }
 }
 
 /** Tokens of a leg's prompt that the instance did not compute; undefined where nothing says so. */
-export function uncomputedTokens({ usage, cachedTokens, readTokens }: EndedPrefill): number | undefined {
+export function uncomputedTokens({
+  usage,
+  cachedTokens,
+  readTokens,
+}: EndedPrefill): number | undefined {
   return cachedTokens ?? usageOf(usage).cachedTokens ?? readTokens;
 }
 
@@ -139,7 +175,10 @@ class LineFit {
     this.#covariance = (1 - WEIGHT) * (this.#covariance + WEIGHT * dx * dy);
   }
 
-  /** Undefined without points. Where they hardly differ in x, the line is taken to begin at 0, and it never begins below. */
+  /**
+   * Undefined without points. Where they hardly differ in x, the line is taken to begin at 0, and
+   * it never begins below.
+   */
   get slope(): number | undefined {
     if (this.#x === undefined) return undefined;
     const fromZero = this.#y / this.#x;
@@ -149,6 +188,8 @@ class LineFit {
 
   at(x: number): number | undefined {
     const { slope } = this;
-    return slope === undefined || this.#x === undefined ? undefined : this.#y + slope * (x - this.#x);
+    return slope === undefined || this.#x === undefined
+      ? undefined
+      : this.#y + slope * (x - this.#x);
   }
 }

@@ -6,9 +6,15 @@ import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `prefixAware`. */
 export interface PrefixAwareOptions {
-  /** The prefixes that instances report. Without it, and for text prompts, the strategy remembers the instances that got each prefix. @default undefined */
+  /**
+   * The prefixes that instances report. Without it, and for text prompts, the strategy remembers
+   * the instances that got each prefix. @default undefined
+   */
   readonly cached?: CachedPrefixes | undefined;
-  /** How many more requests in flight than the least loaded instance an instance may have and still be chosen for its cache. @default 8 */
+  /**
+   * How many more requests in flight than the least loaded instance an instance may have and still
+   * be chosen for its cache. @default 8
+   */
   readonly maxImbalance?: number | undefined;
   /** Characters of a prompt that make one step of a remembered prefix. @default 256 */
   readonly chunkLength?: number | undefined;
@@ -17,7 +23,10 @@ export interface PrefixAwareOptions {
 }
 
 const MAX_CHUNKS = 256;
-/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, only the least loaded. */
+/**
+ * So few instances that may have the same begin of a prompt cached are all asked for the tokens; of
+ * more, only the least loaded.
+ */
 const ALL_ASKED = 4;
 const MAX_ASKED = 16;
 
@@ -36,7 +45,10 @@ interface Scored {
   readonly score: number;
 }
 
-/** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
+/**
+ * Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much
+ * busier than another.
+ */
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
   const byLoad = new LeastLoaded();
@@ -54,7 +66,8 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   // Instances by prefix, in the order of their last use.
   const seen = new Map<string, Set<Instance>>();
   let known: readonly Instance[] = [];
-  // Those that did not report when they were last asked, for instance as their KV events had not come yet.
+  // Those that did not report when they were last asked, for instance as their KV events had not
+  // come yet.
   const silent = new Set<Instance>();
 
   function remembered(keys: readonly string[], candidate: Instance): number {
@@ -112,7 +125,12 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     let asked = 0;
     for (const { instances, tokens } of cached.holders(ids)) {
       if ((best?.score ?? 0) >= tokens || asked >= MAX_ASKED) break;
-      const found = byLoad.holders(candidates, instances, most, instances.size <= ALL_ASKED ? ALL_ASKED : 1);
+      const found = byLoad.holders(
+        candidates,
+        instances,
+        most,
+        instances.size <= ALL_ASKED ? ALL_ASKED : 1,
+      );
       for (const one of found) ask(one);
       asked += found.length;
     }
@@ -127,7 +145,10 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     const characters = tokens === undefined ? remembered(prefixKeysOf(context), instance) : 0;
     return { instance, tokens, characters };
   }
-  /** The last choice, and what its instance had cached before it; `cachedTokens` follows a choice at once. */
+  /**
+   * The last choice, and what its instance had cached before it; `cachedTokens` follows a choice at
+   * once.
+   */
   let last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
 
   return {
@@ -160,7 +181,8 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
       const ids = context.request && writtenIds(context.request)?.slice(0, 1000);
-      const perToken = ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
+      const perToken =
+        ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
       return Math.floor(found.characters / perToken);
     },
     instancesChanged(instances) {
@@ -182,13 +204,19 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   };
 }
 
-/** Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index leaves out. */
+/**
+ * Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index
+ * leaves out.
+ */
 function tokensOf({ request }: RoutingContext): ArrayLike<number> | undefined {
   if (request === undefined || request.fields.cache_salt != null) return undefined;
   return promptIds(request);
 }
 
-/** The begin of a value as JSON, at least `length` characters where it has them: a prompt of many megabytes is not written anew to see its begin. */
+/**
+ * The begin of a value as JSON, at least `length` characters where it has them: a prompt of many
+ * megabytes is not written anew to see its begin.
+ */
 function beginOf(value: unknown, length: number): string {
   if (typeof value === "string") return JSON.stringify(value.slice(0, length));
   if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
@@ -208,7 +236,10 @@ function beginOf(value: unknown, length: number): string {
   return text;
 }
 
-/** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
+/**
+ * One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools,
+ * so these are hashed first.
+ */
 function prefixKeys(fields: Readonly<Record<string, unknown>>, chunkLength: number): string[] {
   const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = fields;
   const content = prompt ?? messages ?? input;

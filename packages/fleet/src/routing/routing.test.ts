@@ -42,7 +42,10 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
     expect(routing.choose([a, b], asking({ prompt: `system prompt: ${round}` }))?.url).toBe(first);
   }
   // Another model has another KV cache.
-  const other = routing.choose([a, b], asking({ model: "other", prompt: "system prompt: one" }))?.url;
+  const other = routing.choose(
+    [a, b],
+    asking({ model: "other", prompt: "system prompt: one" }),
+  )?.url;
   expect(other).not.toBe(first);
   const busy = first === "a" ? [instance("a", 3), b] : [a, instance("b", 3)];
   expect(routing.choose(busy, asking({ prompt: "system prompt: one" }))?.url).not.toBe(first);
@@ -91,7 +94,13 @@ test("prefixAware uses the instances' KV events for prompts of token ids", () =>
   const index = new BlockIndex(new BlockTree(), instance("b"));
   const group = { index: 0, needs: "all" } as const;
   void [
-    ...index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2, group }),
+    ...index.stored({
+      hashes: ["h1", "h2"],
+      parent: undefined,
+      tokens: [1, 2, 3, 4],
+      blockSize: 2,
+      group,
+    }),
   ];
   const cached = {
     matchedTokens: (one: Instance, tokens: readonly number[]) =>

@@ -11,7 +11,10 @@ export interface RoutingContext {
   readonly request?: RoutedRequest | undefined;
   /** The client's HTTP headers, names in lower case. */
   readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
-  /** Only these may serve its prefill leg. The first one that is available is chosen, without the strategy. */
+  /**
+   * Only these may serve its prefill leg. The first one that is available is chosen, without the
+   * strategy.
+   */
   readonly prefillers?: readonly PooledInstance[] | undefined;
   /** Chosen for prefill while it is among the candidates; the strategy is not called then. */
   readonly preferredPrefill?: Instance | undefined;
@@ -19,24 +22,40 @@ export interface RoutingContext {
   readonly preferredDecode?: Instance | undefined;
 }
 
-/** A strategy that chooses among instances. Each role has one of its own, as most strategies keep state. */
+/**
+ * A strategy that chooses among instances. Each role has one of its own, as most strategies keep
+ * state.
+ */
 export interface Routing {
   /** The strategy's name on status pages and in errors. */
   readonly name: string;
-  /** Chooses one of `candidates`, which are never empty and in the order of the pool; undefined refuses the request. */
+  /**
+   * Chooses one of `candidates`, which are never empty and in the order of the pool; undefined
+   * refuses the request.
+   */
   choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
   /**
-   * How many tokens of the request's prompt, from its first, an instance has in its prefix cache, as far as the strategy knows: exact for token ids
-   * and instances that publish KV events, else estimated with `charactersPerToken`. 0 where nothing is known.
+   * How many tokens of the request's prompt, from its first, an instance has in its prefix cache,
+   * as far as the strategy knows: exact for token ids and instances that publish KV events, else
+   * estimated with `charactersPerToken`. 0 where nothing is known.
    */
   cachedTokens?(instance: Instance, context: RoutingContext, charactersPerToken: number): number;
-  /** Whether the strategy would choose better with the token ids of a chat (`RoutedRequest.tokenIds`). */
+  /**
+   * Whether the strategy would choose better with the token ids of a chat
+   * (`RoutedRequest.tokenIds`).
+   */
   readsTokenIds?(): boolean;
-  /** How much the strategy knows of an instance's prefix cache by its KV events; null for an instance that publishes none. */
+  /**
+   * How much the strategy knows of an instance's prefix cache by its KV events; null for an
+   * instance that publishes none.
+   */
   kvEvents?(instance: Instance): KvEventStatus | null;
   /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
-  /** Called after each change of an instance's `inFlight`. Without these calls, strategies look at the load of each candidate. */
+  /**
+   * Called after each change of an instance's `inFlight`. Without these calls, strategies look at
+   * the load of each candidate.
+   */
   loadChanged?(instance: Instance): void;
   /** Releases the strategy's resources. */
   close?(): void;
@@ -46,9 +65,13 @@ export interface Routing {
 export function roundRobin(): Routing {
   const chosenAt = new WeakMap<Instance, number>();
   let turn = 0;
-  /** By candidates, which are the same list while no instance changes: whose turn it is in it. Instances of two versions are two lists. */
+  /**
+   * By candidates, which are the same list while no instance changes: whose turn it is in it.
+   * Instances of two versions are two lists.
+   */
   const turns = new WeakMap<readonly Instance[], number>();
-  // The one that was not chosen for the longest time, so that turns stay even while some are left out.
+  // The one that was not chosen for the longest time, so that turns stay even while some are left
+  // out.
   const earliest = (candidates: readonly Instance[]) => {
     let found = 0;
     let earliestTurn = Number.POSITIVE_INFINITY;
@@ -95,17 +118,19 @@ const MAX_ORDERS = 16;
 const LOOKED_AT = 64;
 
 /**
- * Finds the instances with the fewest requests in flight; among equals those that were not chosen for the longest time. Pools give the same list while no
- * instance changes: such a list is kept in order by `loadChanged`, so that a choice costs the same with any number of instances. A list that comes once is
- * looked through.
+ * Finds the instances with the fewest requests in flight; among equals those that were not chosen
+ * for the longest time. Pools give the same list while no instance changes: such a list is kept in
+ * order by `loadChanged`, so that a choice costs the same with any number of instances. A list that
+ * comes once is looked through.
  */
 export class LeastLoaded {
   readonly #chosenAt = new WeakMap<Instance, number>();
   readonly #orders = new Map<readonly Instance[], LoadOrder>();
   readonly #seen = new WeakSet<readonly Instance[]>();
   /** The candidates that were asked for last, of those that are not in order. */
-  #known: { readonly list: readonly Instance[]; readonly instances: ReadonlySet<Instance> } | undefined =
-    undefined;
+  #known:
+    | { readonly list: readonly Instance[]; readonly instances: ReadonlySet<Instance> }
+    | undefined = undefined;
   /** Someone calls `loadChanged`: without that no list can be kept in order. */
   #isTold = false;
   #turn = 0;
@@ -136,22 +161,31 @@ export class LeastLoaded {
 
   /** The candidates, the least loaded first. */
   inOrder(candidates: readonly Instance[]): Iterable<Instance> {
-    return this.#orderOf(candidates) ?? [...candidates].sort((one, other) => this.#compare(one, other));
+    return (
+      this.#orderOf(candidates) ?? [...candidates].sort((one, other) => this.#compare(one, other))
+    );
   }
 
   /** Whether the instance is one of the candidates. */
   has(candidates: readonly Instance[], instance: Instance): boolean {
     const order = this.#orderOf(candidates);
     if (order !== undefined) return order.has(instance);
-    if (this.#known?.list !== candidates) this.#known = { list: candidates, instances: new Set(candidates) };
+    if (this.#known?.list !== candidates)
+      this.#known = { list: candidates, instances: new Set(candidates) };
     return this.#known.instances.has(instance);
   }
 
   /**
-   * The holders that are candidates and have at most `most` requests in flight, the least loaded first, at most `count`. Of many holders, those are found
-   * that are among the least loaded candidates, else some.
+   * The holders that are candidates and have at most `most` requests in flight, the least loaded
+   * first, at most `count`. Of many holders, those are found that are among the least loaded
+   * candidates, else some.
    */
-  holders(candidates: readonly Instance[], holders: Holders, most: number, count: number): Instance[] {
+  holders(
+    candidates: readonly Instance[],
+    holders: Holders,
+    most: number,
+    count: number,
+  ): Instance[] {
     const found: Instance[] = [];
     if (holders.size > LOOKED_AT) {
       let looked = 0;
@@ -190,7 +224,8 @@ export class LeastLoaded {
       return undefined;
     }
     for (const [list, { usedAt }] of this.#orders)
-      if (this.#orders.size >= MAX_ORDERS || this.#uses - usedAt > FORGOTTEN_AFTER) this.#orders.delete(list);
+      if (this.#orders.size >= MAX_ORDERS || this.#uses - usedAt > FORGOTTEN_AFTER)
+        this.#orders.delete(list);
     const order = new LoadOrder([...candidates].sort((one, other) => this.#compare(one, other)));
     order.usedAt = this.#uses;
     this.#orders.set(candidates, order);
@@ -226,7 +261,10 @@ interface Level {
   higher: Level | undefined;
 }
 
-/** Instances by load: a linked list of levels, each with a linked list of its instances. A load mostly changes by one, to the next level. */
+/**
+ * Instances by load: a linked list of levels, each with a linked list of its instances. A load
+ * mostly changes by one, to the next level.
+ */
 class LoadOrder implements Iterable<Instance> {
   usedAt = 0;
   readonly #places = new Map<Instance, Place>();
@@ -237,7 +275,9 @@ class LoadOrder implements Iterable<Instance> {
     let highest: Level | undefined;
     for (const instance of sorted) {
       const level: Level =
-        highest?.load === instance.inFlight ? highest : this.#insert(instance.inFlight, highest, undefined);
+        highest?.load === instance.inFlight
+          ? highest
+          : this.#insert(instance.inFlight, highest, undefined);
       highest = level;
       const place: Place = { instance, level, before: undefined, after: undefined };
       this.#places.set(instance, place);

@@ -2,12 +2,16 @@ import { createHash } from "node:crypto";
 import { type Instance, instanceName } from "../instances/instance.js";
 import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
 
-/** Points of a session on the ring, of which the one nearest to an instance counts: with one, some instances had several times the sessions of others. */
+/**
+ * Points of a session on the ring, of which the one nearest to an instance counts: with one, some
+ * instances had several times the sessions of others.
+ */
 const PROBES = 21;
 
 /**
- * Sends the requests of a session to one instance by consistent hashing: an instance that comes or goes moves only its own sessions. The
- * session is the header `X-Session-Id`, else `session_id` or `user` in the body. A request without one goes to the least loaded instance.
+ * Sends the requests of a session to one instance by consistent hashing: an instance that comes or
+ * goes moves only its own sessions. The session is the header `X-Session-Id`, else `session_id` or
+ * `user` in the body. A request without one goes to the least loaded instance.
  */
 export function sessionAffinity(): Routing {
   const withoutSession = leastLoad();
@@ -55,7 +59,8 @@ class Ring {
     this.#starts = new Uint32Array(2 ** bits);
     let next = 0;
     for (let start = 0; start < this.#starts.length; start += 1) {
-      while (next < this.#places.length && (this.#places[next] ?? 0) >>> this.#shift < start) next += 1;
+      while (next < this.#places.length && (this.#places[next] ?? 0) >>> this.#shift < start)
+        next += 1;
       this.#starts[start] = next;
     }
   }

@@ -5,34 +5,48 @@ import { PAIRING_MODES } from "../pairing/pairing-settings.js";
 import { ROUTING_NAMES } from "../routing/built-in-routings.js";
 import { counted, group, ms, setting } from "./settings-table.js";
 
-/** Times of the connections to instances, and for which instances are left out, as members of a zod schema. */
+/**
+ * Times of the connections to instances, and for which instances are left out, as members of a zod
+ * schema.
+ */
 export const instanceTimes = {
   connectMs: ms(5_000)`time limit to connect to an instance`,
-  coolDownMs: ms(1_000)`how long an instance is left out that could not be reached; doubles each time`,
+  coolDownMs: ms(
+    1_000,
+  )`how long an instance is left out that could not be reached; doubles each time`,
   maxCoolDownMs: ms(30_000)`how long such an instance is left out at most`,
   slowReturnMs: ms(10_000)`how long an instance that is back from ejection gets a growing share`,
 };
 
 const healthSchema = z.strictObject({
-  intervalMs: setting(z.number().nonnegative().max(86_400_000).default(5_000))`--health-interval-ms <ms>: time
+  intervalMs: setting(
+    z.number().nonnegative().max(86_400_000).default(5_000),
+  )`--health-interval-ms <ms>: time
       between two health checks; 0 disables them`,
   timeoutMs: ms(3_000)`time limit of a health check`,
   path: setting(z.string().startsWith("/").default("/health"))`the route that a check requests`,
-  failures: counted(2)`failed checks in a row that eject an instance; the first good one takes it back`,
+  failures: counted(
+    2,
+  )`failed checks in a row that eject an instance; the first good one takes it back`,
 });
 
 const pairingSchema = z.strictObject({
-  mode: setting(z.enum(PAIRING_MODES).default("lenient"))`--pairing <mode>: what pairs with an instance whose
+  mode: setting(
+    z.enum(PAIRING_MODES).default("lenient"),
+  )`--pairing <mode>: what pairs with an instance whose
       side channel was not read: all (lenient), those of its label, or none (strict); off reads no side
       channel`,
   timeoutMs: ms(3_000)`time limit of one reading of a side channel`,
   refreshMs: ms(60_000)`time between two readings of an engine that shows no sign of a restart`,
-  handshakeKeyFile: setting(z.string().min(1).optional())`--handshake-key-file <file>: file with the key of
+  handshakeKeyFile: setting(
+    z.string().min(1).optional(),
+  )`--handshake-key-file <file>: file with the key of
       the engines' side channels, where they have one (handshake_key_file)`,
 });
 
 const portName = z.union([z.number().int().min(1).max(65_535), z.string().min(1).max(63)]);
-const roles = <S extends z.ZodType>(schema: S) => z.strictObject({ prefill: schema, decode: schema });
+const roles = <S extends z.ZodType>(schema: S) =>
+  z.strictObject({ prefill: schema, decode: schema });
 const label = () => setting(z.string().min(1).max(317).optional());
 const serviceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 
@@ -41,12 +55,18 @@ const kubernetesSchema = z
   .strictObject({
     kubeconfig: setting(z.string().optional())`kubeconfig file (default: that of the environment)`,
     context: setting(z.string().optional())`context of the kubeconfig (default: its current one)`,
-    namespace: setting(serviceName.optional())`--kubernetes-namespace <name>: namespace of the pods (default:
+    namespace: setting(
+      serviceName.optional(),
+    )`--kubernetes-namespace <name>: namespace of the pods (default:
         that of the context or the pod)`,
-    podSelector: setting(z.string().min(1).optional())`--kubernetes-pods <selector>: follow the pods with
+    podSelector: setting(
+      z.string().min(1).optional(),
+    )`--kubernetes-pods <selector>: follow the pods with
         these labels, such as app=vllm; their roles are by the label llm-d.ai/role (needs
         @kubernetes/client-node)`,
-    services: setting(roles(serviceName).optional())`in place of podSelector: the service of each role`,
+    services: setting(
+      roles(serviceName).optional(),
+    )`in place of podSelector: the service of each role`,
     port: setting(
       z.union([portName, roles(portName)]).optional(),
     )`HTTP port of the pods, by name or number; one,
@@ -66,7 +86,9 @@ const kubernetesSchema = z
   );
 
 const dnsSchema = z.strictObject({
-  prefill: setting(z.string())`--dns-prefill <name>: follow the DNS name of the prefill instances: host:port,
+  prefill: setting(
+    z.string(),
+  )`--dns-prefill <name>: follow the DNS name of the prefill instances: host:port,
       or SRV records`,
   decode: setting(z.string())`--dns-decode <name>: follow the DNS name of the decode instances`,
 });
@@ -76,40 +98,60 @@ const discoverySchema = z
     file: setting(z.string().optional())`--discovery-file <file>: follow a JSON file that lists the
         instances`,
     dns: setting(dnsSchema.optional())`follow DNS names, whose addresses are instances`,
-    kubernetes: setting(kubernetesSchema.optional())`follow pods or services in a Kubernetes cluster`,
+    kubernetes: setting(
+      kubernetesSchema.optional(),
+    )`follow pods or services in a Kubernetes cluster`,
     intervalMs: ms(5_000)`time between two reads of a file or of DNS`,
   })
   .refine(
-    (given) => [given.file, given.dns, given.kubernetes].filter((one) => one !== undefined).length === 1,
+    (given) =>
+      [given.file, given.dns, given.kubernetes].filter((one) => one !== undefined).length === 1,
     "give one of file, dns and kubernetes",
   );
 
 const routingSchema = z.enum(ROUTING_NAMES).default("round-robin");
 
-/** The settings of every front end: which instances there are, how they are chosen, paired and checked. Members of a zod schema. */
+/**
+ * The settings of every front end: which instances there are, how they are chosen, paired and
+ * checked. Members of a zod schema.
+ */
 export const fleetSettings = {
   ...group("Instances", {
-    prefillers: setting(z.array(instanceSpecSchema).default([]))`-p, --prefill <url...>: prefill instances:
+    prefillers: setting(
+      z.array(instanceSpecSchema).default([]),
+    )`-p, --prefill <url...>: prefill instances:
         host:port or http(s)://host:port; @RANK after it is a data-parallel rank`,
-    decoders: setting(z.array(instanceSpecSchema).default([]))`-d, --decode <url...>: decode instances`,
+    decoders: setting(
+      z.array(instanceSpecSchema).default([]),
+    )`-d, --decode <url...>: decode instances`,
   }),
   ...group("Discovery", {
     discovery: setting(discoverySchema.optional())`a source of instances that come and go`,
   }),
-  ...group("Health checks", { health: setting(healthSchema.prefault({}))`health checks of instances` }),
+  ...group("Health checks", {
+    health: setting(healthSchema.prefault({}))`health checks of instances`,
+  }),
   ...group("Pairing", {
-    pairing: setting(pairingSchema.prefault({}))`which prefill instances serve with which decode instances`,
+    pairing: setting(
+      pairingSchema.prefault({}),
+    )`which prefill instances serve with which decode instances`,
   }),
   ...group("Routing", {
     routing: setting(
       z
         .strictObject({
-          prefill: setting(routingSchema)`--prefill-routing <strategy>: how prefill instances are chosen`,
-          decode: setting(routingSchema)`--decode-routing <strategy>: how decode instances are chosen`,
+          prefill: setting(
+            routingSchema,
+          )`--prefill-routing <strategy>: how prefill instances are chosen`,
+          decode: setting(
+            routingSchema,
+          )`--decode-routing <strategy>: how decode instances are chosen`,
         })
         .prefault({}),
     )`how instances are chosen`,
-    disaggregateAbove: setting(z.number().int().nonnegative().optional())`--disaggregate-above <tokens>: a
+    disaggregateAbove: setting(
+      z.number().int().nonnegative().optional(),
+    )`--disaggregate-above <tokens>: a
         decode instance alone serves prompts with at most so many tokens that it does not have cached
         (default: two legs for all)`,
   }),
@@ -128,8 +170,9 @@ export interface FleetSettings extends z.output<typeof settings> {
 export type FleetSettingsInput = z.input<typeof settings>;
 
 /**
- * Checks settings against a zod schema and fills in defaults. `subject` begins the error's message, and `readme` is where the settings are described.
- * Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
+ * Checks settings against a zod schema and fills in defaults. `subject` begins the error's message,
+ * and `readme` is where the settings are described. Errors: `KV_CONFIG_UNKNOWN_KEY`,
+ * `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
 export function parseSettings<S extends z.ZodType>(
   schema: S,
@@ -154,8 +197,12 @@ export function readJsonFile(path: string, readFile: (path: string) => string): 
   try {
     return JSON.parse(readFile(path));
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read as JSON: ${(cause as Error).message}`, {
-      cause,
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${path} cannot be read as JSON: ${(cause as Error).message}`,
+      {
+        cause,
+      },
+    );
   }
 }

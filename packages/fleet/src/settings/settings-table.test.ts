@@ -7,7 +7,9 @@ const schema = z.strictObject({
     limits: setting(
       z
         .strictObject({
-          connections: setting(count.optional())`--max <n>: connections: of clients (default: half of
+          connections: setting(
+            count.optional(),
+          )`--max <n>: connections: of clients (default: half of
             ${10})`,
           bodyBytes: counted(2 ** 20)`a body`,
         })
@@ -24,10 +26,21 @@ const schema = z.strictObject({
 test("a setting has its place, its flag, its default with a unit, and the heading of its group", () => {
   const found = settingsIn(schema).map(({ path, flag, description, usual, heading, choices }) => [
     path.join("."),
-    ...[flag, description, usual, heading, choices],
+    flag,
+    description,
+    usual,
+    heading,
+    choices,
   ]);
   expect(found).toEqual([
-    ["limits.connections", "--max <n>", "connections: of clients", "half of 10", "Limits", undefined],
+    [
+      "limits.connections",
+      "--max <n>",
+      "connections: of clients",
+      "half of 10",
+      "Limits",
+      undefined,
+    ],
     ["limits.bodyBytes", undefined, "a body", "1 MiB", "Limits", undefined],
     ["stallMs", "--stall-ms <ms>", "a wait", "1.5 s", undefined, undefined],
     ["mode", undefined, "the mode", "a", undefined, ["a", "b"]],

@@ -1,6 +1,8 @@
 import { z } from "zod";
 
-/** What the table of settings has of a setting, or of a flag that is no setting, beside its schema. */
+/**
+ * What the table of settings has of a setting, or of a flag that is no setting, beside its schema.
+ */
 interface About {
   /** What it sets. */
   readonly description: string;
@@ -22,12 +24,16 @@ export interface Setting extends About {
   readonly choices?: readonly string[] | undefined;
 }
 
-/** The table of settings: schemas with what is said of them. Commands, their help, the JSON schemas and the READMEs follow from it. */
+/**
+ * The table of settings: schemas with what is said of them. Commands, their help, the JSON schemas
+ * and the READMEs follow from it.
+ */
 const table = z.registry<About>();
 
 /**
- * Adds a setting, or a flag that is no setting, to the table by its line of help: `FLAG: what it sets (default: what holds without it)`. A setting of
- * files alone has no flag, and where the schema has a default the line has none.
+ * Adds a setting, or a flag that is no setting, to the table by its line of help:
+ * `FLAG: what it sets (default: what holds without it)`. A setting of files alone has no flag, and
+ * where the schema has a default the line has none.
  */
 export function setting<S extends z.ZodType>(schema: S) {
   return (text: TemplateStringsArray, ...values: readonly (string | number)[]): S => {
@@ -56,8 +62,15 @@ export const ms = (usual: number) => setting(z.number().positive().max(86_400_00
 /** A setting that is a number of things or bytes, with its default. */
 export const counted = (usual: number) => setting(count.default(usual));
 
-/** The settings of a schema. An object counts where it has a flag, and its members where they are settings. */
-export function settingsIn(schema: z.ZodObject, path: readonly string[] = [], outer?: string): Setting[] {
+/**
+ * The settings of a schema. An object counts where it has a flag, and its members where they are
+ * settings.
+ */
+export function settingsIn(
+  schema: z.ZodObject,
+  path: readonly string[] = [],
+  outer?: string,
+): Setting[] {
   return Object.entries(schema.shape).flatMap(([name, member]) => {
     const about = table.get(member);
     if (about === undefined) return [];
@@ -75,7 +88,9 @@ export function settingsIn(schema: z.ZodObject, path: readonly string[] = [], ou
 export function withoutDefault(schema: z.core.$ZodType): z.core.$ZodType {
   if (schema instanceof z.ZodPipe) return withoutDefault(schema.in);
   const isWrapped =
-    schema instanceof z.ZodOptional || schema instanceof z.ZodDefault || schema instanceof z.ZodPrefault;
+    schema instanceof z.ZodOptional ||
+    schema instanceof z.ZodDefault ||
+    schema instanceof z.ZodPrefault;
   return isWrapped ? withoutDefault(schema.unwrap()) : schema;
 }
 

@@ -3,7 +3,12 @@ import type { Clock, Metrics } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { Pairing } from "../pairing/pairing.js";
 import type { InstancePool } from "../routing/instance-pool.js";
-import { type EndedPrefill, type PrefillCosts, uncomputedTokens, usageOf } from "../routing/prefill-costs.js";
+import {
+  type EndedPrefill,
+  type PrefillCosts,
+  uncomputedTokens,
+  usageOf,
+} from "../routing/prefill-costs.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
@@ -75,7 +80,10 @@ export class AutoscalingSignals {
     this.#options = options;
   }
 
-  /** A prefill leg has ended with a computed prompt, of which so many tokens were expected to be cached. Returns how many were; undefined where that is not known. */
+  /**
+   * A prefill leg has ended with a computed prompt, of which so many tokens were expected to be
+   * cached. Returns how many were; undefined where that is not known.
+   */
   prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number | undefined {
     const { costs, metrics } = this.#options;
     costs.ended(leg);
@@ -106,7 +114,10 @@ export class AutoscalingSignals {
     bucket.workMs += workMs;
   }
 
-  /** The KV of a part is ready at a prefill instance. Returns a function that says that it was read, or will not be. */
+  /**
+   * The KV of a part is ready at a prefill instance. Returns a function that says that it was read,
+   * or will not be.
+   */
   kvReady(instance: Instance, blockIds: unknown, readyAtMs: number): () => void {
     const bytes = this.#options.pairing?.kvBytes(instance, blockIds);
     const unread = this.#unread.join({ readyAtMs, bytes });
@@ -145,7 +156,10 @@ export class AutoscalingSignals {
   }
 }
 
-/** What one process measured over the last five minutes. The measurements of several processes with the same instances add up. */
+/**
+ * What one process measured over the last five minutes. The measurements of several processes with
+ * the same instances add up.
+ */
 export interface MeasuredSignals {
   /** Tokens of prompts. */
   readonly promptTokens: number;
@@ -155,7 +169,10 @@ export interface MeasuredSignals {
   readonly workMs: number;
   /** The time that was measured, in milliseconds. */
   readonly windowMs: number;
-  /** KV that no decode instance has read: how much of it, of how much the bytes are known, and the age of the oldest in milliseconds. */
+  /**
+   * KV that no decode instance has read: how much of it, of how much the bytes are known, and the
+   * age of the oldest in milliseconds.
+   */
   readonly unread: {
     readonly count: number;
     readonly countWithBytes: number;
@@ -172,15 +189,20 @@ export interface InstanceLoad {
   readonly available: boolean;
 }
 
-/** The signals of all processes together. `prefillers` and `decoders` have the load from all of them. */
+/**
+ * The signals of all processes together. `prefillers` and `decoders` have the load from all of
+ * them.
+ */
 export function signalsOf(
   measured: readonly MeasuredSignals[],
   prefillers: readonly InstanceLoad[],
   decoders: readonly InstanceLoad[],
 ): SignalsStatus {
-  const sum = (value: (one: MeasuredSignals) => number) => measured.reduce((all, one) => all + value(one), 0);
+  const sum = (value: (one: MeasuredSignals) => number) =>
+    measured.reduce((all, one) => all + value(one), 0);
   const most = (value: (one: MeasuredSignals) => number) => Math.max(0, ...measured.map(value));
-  const availableOf = (loads: readonly InstanceLoad[]) => loads.filter(({ available }) => available).length;
+  const availableOf = (loads: readonly InstanceLoad[]) =>
+    loads.filter(({ available }) => available).length;
   const count = sum(({ unread }) => unread.count);
   const promptTokens = sum((one) => one.promptTokens);
   const availableDecoders = availableOf(decoders);
@@ -205,7 +227,10 @@ export function signalsOf(
   };
 }
 
-/** Little's law: the time that prompts take of each second is the number of instances that are busy with them. */
+/**
+ * Little's law: the time that prompts take of each second is the number of instances that are busy
+ * with them.
+ */
 function recommended(
   workMs: number,
   windowMs: number,

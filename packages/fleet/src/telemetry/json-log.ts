@@ -6,7 +6,10 @@ export const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 /** The least level that is logged. */
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/** A log that writes one line of JSON for each event: `time`, `level`, `event` and the event's fields. Each request is logged when it ends. */
+/**
+ * A log that writes one line of JSON for each event: `time`, `level`, `event` and the event's
+ * fields. Each request is logged when it ends.
+ */
 export function jsonLog(level: LogLevel, destination: DestinationStream): Log {
   const logger = pino(
     {

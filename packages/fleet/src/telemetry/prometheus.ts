@@ -27,27 +27,36 @@ const HELP: Readonly<Record<string, string>> = {
     "From the begin of the decode leg to the first byte of its answer, of streamed answers",
   kv_proxy_restarts_total: "Parts of requests that began again with the prefill leg",
   kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
-  kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
+  kv_proxy_released_total:
+    "Blocks of prefill workers that were freed without being read, by outcome",
   kv_proxy_decode_alone_total: "Parts whose prompt a decode instance computed",
   kv_proxy_disaggregation_total: "Parts by the number of legs that a rule chose, and its reason",
   kv_proxy_prompt_tokens_total: "Tokens of the prompts that prefill instances answered",
-  kv_proxy_cached_prompt_tokens_total: "Tokens of these prompts that the prefill instances had cached",
+  kv_proxy_cached_prompt_tokens_total:
+    "Tokens of these prompts that the prefill instances had cached",
   kv_proxy_expected_cached_prompt_tokens_total:
     "Tokens of these prompts that the routing expected the prefill instances to have cached",
   kv_proxy_rendered_total: "Prompts whose token ids were needed for routing, by outcome",
-  kv_proxy_readback_used_total: "Ended turns whose KV a prefill instance has read from its decode instance",
+  kv_proxy_readback_used_total:
+    "Ended turns whose KV a prefill instance has read from its decode instance",
   kv_proxy_readback_tokens_total: "Tokens of these that the prefill instance did not compute",
   kv_proxy_readback_refused_total:
     "Turns that used no ended turn, or that are not kept for the next one, by reason",
   kv_proxy_readback_expired_total: "Ended turns that no further turn came for in time",
-  kv_proxy_readback_released_total: "Ended turns that decode instances were asked to free, by outcome",
+  kv_proxy_readback_released_total:
+    "Ended turns that decode instances were asked to free, by outcome",
   kv_epp_pick_duration_seconds: "From the last byte of a request to the choice of its instances",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
 
-const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60];
+const BUCKETS_SECONDS = [
+  0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
+];
 
-/** Counters whose labels are known are there from the start: without a first sample of 0, `increase()` misses their first event. */
+/**
+ * Counters whose labels are known are there from the start: without a first sample of 0,
+ * `increase()` misses their first event.
+ */
 const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
   ["kv_proxy_restarts_total"],
   ["kv_proxy_decode_alone_total"],
@@ -58,7 +67,9 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
   ...["rendered", "remembered", "unsupported", "failed"].map(
     (outcome) => ["kv_proxy_rendered_total", { outcome }] as const,
   ),
-  ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
+  ...["sent", "refused", "failed"].map(
+    (outcome) => ["kv_proxy_released_total", { outcome }] as const,
+  ),
   ["kv_proxy_readback_used_total"],
   ["kv_proxy_readback_tokens_total"],
   ["kv_proxy_readback_expired_total"],
@@ -68,8 +79,9 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
 ];
 
 /**
- * The state of the instances, by role and server. The label is not `instance`: Prometheus writes its target there. Of several workers, loads and counts
- * add up; the rest is as the worker has it that sees the instance worst.
+ * The state of the instances, by role and server. The label is not `instance`: Prometheus writes
+ * its target there. Of several workers, loads and counts add up; the rest is as the worker has it
+ * that sees the instance worst.
  */
 const INSTANCE_METRICS: readonly (readonly [
   Metric: typeof Gauge | typeof Counter,
@@ -84,7 +96,12 @@ const INSTANCE_METRICS: readonly (readonly [
     "1 while an instance takes requests",
     (status) => Number(status.available),
   ],
-  [Counter, "kv_proxy_instance_requests_total", "Legs that went to an instance", (status) => status.requests],
+  [
+    Counter,
+    "kv_proxy_instance_requests_total",
+    "Legs that went to an instance",
+    (status) => status.requests,
+  ],
   [
     Counter,
     "kv_proxy_instance_failures_total",
@@ -114,7 +131,9 @@ const INSTANCE_METRICS: readonly (readonly [
 /** Gauges of instances that are the sum over all workers. */
 const SUMMED: ReadonlySet<string> = new Set(["kv_proxy_instance_in_flight"]);
 
-/** Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape. */
+/**
+ * Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape.
+ */
 export class PrometheusMetrics implements Metrics {
   readonly #registry = new Registry();
   readonly #counters = new Map<string, Counter>();
@@ -228,7 +247,11 @@ export class PrometheusMetrics implements Metrics {
 
 /** Adds the signals for autoscalers to a registry; `read` is called at each scrape. */
 export function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
-  const gauge = (name: string, help: string, value: (signals: SignalsStatus) => number | null | undefined) =>
+  const gauge = (
+    name: string,
+    help: string,
+    value: (signals: SignalsStatus) => number | null | undefined,
+  ) =>
     new Gauge({
       name,
       help,
@@ -279,7 +302,9 @@ export function addSignalGauges(registry: Registry, read: () => SignalsStatus): 
   );
 }
 
-/** Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape. */
+/**
+ * Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape.
+ */
 export function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
   const gauge = (name: string, help: string, member: Exclude<keyof PinnedStatus, "server">) =>
     new Gauge({
@@ -295,9 +320,21 @@ export function addPinnedGauges(registry: Registry, read: () => readonly PinnedS
       },
     });
   gauge("kv_proxy_readback_objects", "Ended turns that further turns can use", "objects");
-  gauge("kv_proxy_readback_pinned_blocks", "Blocks that a decode instance holds for them", "blocks");
-  gauge("kv_proxy_readback_pinned_bytes", "Bytes of these, where lengths of blocks are known", "bytes");
-  gauge("kv_proxy_readback_budget_blocks", "The most blocks that they may hold there", "budget_blocks");
+  gauge(
+    "kv_proxy_readback_pinned_blocks",
+    "Blocks that a decode instance holds for them",
+    "blocks",
+  );
+  gauge(
+    "kv_proxy_readback_pinned_bytes",
+    "Bytes of these, where lengths of blocks are known",
+    "bytes",
+  );
+  gauge(
+    "kv_proxy_readback_budget_blocks",
+    "The most blocks that they may hold there",
+    "budget_blocks",
+  );
 }
 
 function addInstanceMetric(
@@ -313,7 +350,8 @@ function addInstanceMetric(
     aggregator: SUMMED.has(name) || Metric === Counter ? "sum" : "min",
   });
   const own = metric.get.bind(metric);
-  // The samples of a scrape go past the metric's own table, whose key for each sample is a text of its labels.
+  // The samples of a scrape go past the metric's own table, whose key for each sample is a text of
+  // its labels.
   metric.get = async () => ({ ...(await own()), values: samplesOf(instances(), value) });
 }
 
@@ -329,7 +367,10 @@ function samplesOf(
   return samples;
 }
 
-/** 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they would make series without end. */
+/**
+ * 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they
+ * would make series without end.
+ */
 function addUnpairedGauge(registry: Registry, instances: () => readonly LabelledStatus[]): void {
   new Gauge({
     name: "kv_proxy_instance_unpaired",

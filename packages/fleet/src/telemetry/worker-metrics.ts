@@ -5,7 +5,10 @@ import { addPinnedGauges, addSignalGauges, type MetricAsJson } from "./prometheu
 
 const COUNTED: ReadonlySet<string> = new Set(["counter", "histogram"]);
 
-/** The metrics of several worker processes as those of one. What a worker had counted stays counted after its end. */
+/**
+ * The metrics of several worker processes as those of one. What a worker had counted stays counted
+ * after its end.
+ */
 export class WorkerMetrics {
   readonly #last = new Map<number, readonly MetricAsJson[]>();
   /** The counters and histograms of workers that have ended. */
@@ -16,7 +19,10 @@ export class WorkerMetrics {
     this.#last.set(worker, metrics);
   }
 
-  /** A worker has ended: its counts remain as it has reported them last, so that no sum goes down between two scrapes. */
+  /**
+   * A worker has ended: its counts remain as it has reported them last, so that no sum goes down
+   * between two scrapes.
+   */
   async ended(worker: number): Promise<void> {
     const last = this.#last.get(worker);
     if (!this.#last.delete(worker) || last === undefined) return;
@@ -26,7 +32,10 @@ export class WorkerMetrics {
     this.#ended.splice(0, parts.length, sum);
   }
 
-  /** All workers' metrics in Prometheus' text format, with the signals of all workers. `pinned`: what ended turns hold, where they are kept. */
+  /**
+   * All workers' metrics in Prometheus' text format, with the signals of all workers. `pinned`:
+   * what ended turns hold, where they are kept.
+   */
   text(signals: SignalsStatus, pinned?: readonly PinnedStatus[]): Promise<string> {
     const registry = aggregate([...this.#last.values(), ...this.#ended]);
     addSignalGauges(registry, () => signals);

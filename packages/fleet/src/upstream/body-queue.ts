@@ -17,8 +17,8 @@ type Next = IteratorResult<Uint8Array, undefined>;
 const DONE: Next = { done: true, value: undefined };
 
 /**
- * The body of an instance's answer: chunks between the connection that receives them and the one reader. More than `highBytes` of unread
- * chunks pause the sender until they are read.
+ * The body of an instance's answer: chunks between the connection that receives them and the one
+ * reader. More than `highBytes` of unread chunks pause the sender until they are read.
  */
 export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   readonly #highBytes: number;
@@ -34,7 +34,10 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     this.#highBytes = highBytes;
   }
 
-  /** Reads all of a body that has ended already, without a wait; undefined where it has not ended, or has more than `limitBytes`. */
+  /**
+   * Reads all of a body that has ended already, without a wait; undefined where it has not ended,
+   * or has more than `limitBytes`.
+   */
   readBuffered(limitBytes: number): LimitedBody | undefined {
     if (!this.#ended || this.#unreadBytes > limitBytes) return undefined;
     this.#unreadBytes = 0;
@@ -42,10 +45,13 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   }
 
   /**
-   * Reads until the end, until there are more than `limitBytes`, or until `enough` is true of a chunk; it is asked of each, in order. The rest stays
-   * unread. Rejects with the error of `fail`.
+   * Reads until the end, until there are more than `limitBytes`, or until `enough` is true of a
+   * chunk; it is asked of each, in order. The rest stays unread. Rejects with the error of `fail`.
    */
-  async readLimited(limitBytes: number, enough?: (chunk: Uint8Array) => boolean): Promise<LimitedBody> {
+  async readLimited(
+    limitBytes: number,
+    enough?: (chunk: Uint8Array) => boolean,
+  ): Promise<LimitedBody> {
     const chunks: Uint8Array[] = [];
     let lengthBytes = 0;
     for (;;) {
@@ -60,7 +66,10 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     }
   }
 
-  /** The chunks that have come since the last call, as one. Rejects with the error of `fail` when all chunks before it are read. */
+  /**
+   * The chunks that have come since the last call, as one. Rejects with the error of `fail` when
+   * all chunks before it are read.
+   */
   next(): Promise<Next> {
     if (this.#chunks.length > 0) {
       const value = concatChunks(this.#chunks.splice(0));
@@ -108,7 +117,9 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     this.#resolve = undefined;
   }
 
-  /** Whether the body has ended and all of it is read, which is known without a wait for the end. */
+  /**
+   * Whether the body has ended and all of it is read, which is known without a wait for the end.
+   */
   #finished(): boolean {
     return this.#ended && this.#chunks.length === 0;
   }

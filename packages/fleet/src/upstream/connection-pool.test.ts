@@ -20,7 +20,8 @@ class Instance {
   readonly #server: Server = createServer((request, response) => {
     this.requests.set(request.socket, (this.requests.get(request.socket) ?? 0) + 1);
     this.#waiting.push(response);
-    if (this.#waiting.length >= this.answerWhen) for (const each of this.#waiting.splice(0)) each.end("ok");
+    if (this.#waiting.length >= this.answerWhen)
+      for (const each of this.#waiting.splice(0)) each.end("ok");
   });
 
   async listen(): Promise<string> {

@@ -23,12 +23,16 @@ const SET_BY_PROXY = new Set([
 ]);
 
 /**
- * What becomes of a client's header. `both`: P and D get it. `decode`: D alone, as it concerns the answer or names a rank of one server. `proxy`: the proxy sets it in each
- * leg. `none`: it ends at the proxy, unless a setting forwards it.
+ * What becomes of a client's header. `both`: P and D get it. `decode`: D alone, as it concerns the
+ * answer or names a rank of one server. `proxy`: the proxy sets it in each leg. `none`: it ends at
+ * the proxy, unless a setting forwards it.
  */
 export type HeaderUse = "both" | "decode" | "proxy" | "none";
 
-/** The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end at the proxy, credentials first of all. */
+/**
+ * The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end
+ * at the proxy, credentials first of all.
+ */
 export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
   traceparent: "both",
   tracestate: "both",

@@ -26,7 +26,10 @@ test("long bodies leave in pieces of 64 KiB, each in a turn of the event loop of
   setImmediate(count);
   const turns: number[] = [];
   const write = Socket.prototype.write;
-  vi.spyOn(Socket.prototype, "write").mockImplementation(function (this: Socket, ...args: unknown[]) {
+  vi.spyOn(Socket.prototype, "write").mockImplementation(function (
+    this: Socket,
+    ...args: unknown[]
+  ) {
     const [chunk] = args;
     if (chunk instanceof Uint8Array && chunk.byteLength > 1024) {
       expect(chunk.byteLength).toBeLessThanOrEqual(64 * 1024);
@@ -40,7 +43,15 @@ test("long bodies leave in pieces of 64 KiB, each in a turn of the event loop of
   await Promise.all(
     bodies.map(async (body) => {
       const abort = new LazyAbort();
-      const sent = { role: "prefill", url, method: "POST", path: "/", headers: {}, body, abort } as const;
+      const sent = {
+        role: "prefill",
+        url,
+        method: "POST",
+        path: "/",
+        headers: {},
+        body,
+        abort,
+      } as const;
       expect((await upstream.send(sent)).status).toBe(200);
     }),
   );

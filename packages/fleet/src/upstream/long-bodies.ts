@@ -15,12 +15,17 @@ export class LongBodies {
     this.#turns = new YieldingQueue({ clock });
   }
 
-  /** Whether more pieces are ready than leave within a few turns. Those that an instance does not read are not. */
+  /**
+   * Whether more pieces are ready than leave within a few turns. Those that an instance does not
+   * read are not.
+   */
   get isBusy(): boolean {
     return this.#turns.length >= MOST_READY_PIECES;
   }
 
-  /** The headers and the body of a request. The pieces are sent one after another, and not copied. */
+  /**
+   * The headers and the body of a request. The pieces are sent one after another, and not copied.
+   */
   send<Headers extends object>(headers: Headers, pieces: readonly Uint8Array[]) {
     const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
     const body = Readable.from(this.#inTurns(pieces), { highWaterMark: 1 });

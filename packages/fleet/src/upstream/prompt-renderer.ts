@@ -9,7 +9,10 @@ import { legHeaders, type Upstream } from "./upstream.js";
 
 /** What `PromptRenderer` gets from its user. */
 export interface PromptRendererOptions {
-  /** Have the model's tokenizer and chat template. The HTTP servers of prefill instances stream nothing. */
+  /**
+   * Have the model's tokenizer and chat template. The HTTP servers of prefill instances stream
+   * nothing.
+   */
   readonly renderers: InstancePool;
   /** Sends the requests. */
   readonly upstream: Upstream;
@@ -19,9 +22,14 @@ export interface PromptRendererOptions {
   readonly ambient: Ambient;
 }
 
-/** Longer than a tokenizer takes for the longest prompts; a request waits no longer than this for a better choice. */
+/**
+ * Longer than a tokenizer takes for the longest prompts; a request waits no longer than this for a
+ * better choice.
+ */
 const TIMEOUT_MS = 2000;
-/** An instance without the route is asked again, as it may have been restarted with another version. */
+/**
+ * An instance without the route is asked again, as it may have been restarted with another version.
+ */
 const ASK_AGAIN_MS = 60_000;
 /** vLLM answers 403 to the route where it was started without `--enable-scale-out`. */
 const NOT_SERVED: ReadonlySet<number> = new Set([403, 404, 405, 501]);
@@ -40,9 +48,10 @@ const NOT_OF_THE_PROMPT = new Set(
 );
 
 /**
- * The token ids of prompts, from vLLM's route `/render` (0.32 and 0.33 with `--enable-scale-out`: `POST /v1/chat/completions/render` and so for each endpoint; the server applies its
- * chat template). What was rendered once is remembered, and not asked for again while it is being rendered. A prompt that cannot be rendered
- * has no token ids, and its request goes on without.
+ * The token ids of prompts, from vLLM's route `/render` (0.32 and 0.33 with `--enable-scale-out`:
+ * `POST /v1/chat/completions/render` and so for each endpoint; the server applies its chat
+ * template). What was rendered once is remembered, and not asked for again while it is being
+ * rendered. A prompt that cannot be rendered has no token ids, and its request goes on without.
  */
 export class PromptRenderer {
   readonly #options: PromptRendererOptions;
@@ -58,10 +67,17 @@ export class PromptRenderer {
     this.#options = options;
   }
 
-  /** The token ids of a request's prompt; undefined where they are not known, or the body has them itself. Never rejects. */
-  async tokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<Int32Array | undefined> {
+  /**
+   * The token ids of a request's prompt; undefined where they are not known, or the body has them
+   * itself. Never rejects.
+   */
+  async tokenIds(
+    request: GenerationRequest,
+    headers: IncomingHttpHeaders,
+  ): Promise<Int32Array | undefined> {
     const { prompt, prompt_embeds: embeds } = request.fields;
-    if (Array.isArray(prompt) || writtenIds(request) !== undefined || embeds != null) return undefined;
+    if (Array.isArray(prompt) || writtenIds(request) !== undefined || embeds != null)
+      return undefined;
     const key = keyOf(request);
     const known = this.#known.get(key);
     if (known !== undefined) {
@@ -102,7 +118,8 @@ export class PromptRenderer {
       .list()
       .filter(
         (instance) =>
-          instance.available(nowMs) && nowMs >= (this.#without.get(instance) ?? Number.NEGATIVE_INFINITY),
+          instance.available(nowMs) &&
+          nowMs >= (this.#without.get(instance) ?? Number.NEGATIVE_INFINITY),
       );
     this.#turn += 1;
     return able[this.#turn % able.length];
@@ -119,14 +136,12 @@ export class PromptRenderer {
     const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
     try {
       const answer = await upstream.send({
-        ...{
-          role: instance.role,
-          url: instance.url,
-          method: "POST",
-          path,
-          body: bodyOf(request),
-          abort: deadline,
-        },
+        role: instance.role,
+        url: instance.url,
+        method: "POST",
+        path,
+        body: bodyOf(request),
+        abort: deadline,
         headers: legHeaders({ clientHeaders, forwarded, requestId: random.uuid(), instance }),
       });
       const { bytes, complete } = await answer.body.readLimited(MAX_ANSWER_BYTES);
@@ -166,7 +181,8 @@ export class PromptRenderer {
     if (clock.now() - this.#warnedAtMs < WARNING_INTERVAL_MS) return;
     this.#warnedAtMs = clock.now();
     log.warn("prompt-not-rendered", {
-      ...{ instance: url, reason },
+      instance: url,
+      reason,
       hint: "requests are routed by the begin of their text instead of by token ids",
     });
   }

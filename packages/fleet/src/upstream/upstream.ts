@@ -27,7 +27,9 @@ export interface UpstreamRequest {
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
   readonly abort: LazyAbort;
-  /** Called when the request begins to leave. Before that call, the instance has received nothing. */
+  /**
+   * Called when the request begins to leave. Before that call, the instance has received nothing.
+   */
   readonly onSent?: (() => void) | undefined;
 }
 
@@ -49,7 +51,10 @@ export interface UpstreamOptions extends ConnectionPoolOptions {
   readonly clock: Clock;
 }
 
-/** The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect; callers abort by `abort`. */
+/**
+ * The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect;
+ * callers abort by `abort`.
+ */
 export class Upstream {
   readonly #connections: ConnectionPool;
   /** Those that are being sent. */
@@ -62,7 +67,10 @@ export class Upstream {
     this.longBodies = new LongBodies(clock);
   }
 
-  /** Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`. */
+  /**
+   * Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage`
+   * in `details.stage`.
+   */
   send(request: UpstreamRequest): Promise<UpstreamAnswer> {
     return new Promise((resolve, reject) => {
       const call = new Call(request, resolve, reject);
@@ -137,7 +145,8 @@ class Call implements Dispatcher.DispatchHandler {
 
   abort(): void {
     this.#stop();
-    // A request that still waits for a connection fails at once. When it gets the connection later, it stops there.
+    // A request that still waits for a connection fails at once. When it gets the connection later,
+    // it stops there.
     if (this.#stage === "connect") this.#fail(new Error("aborted by the proxy"));
   }
 
@@ -212,12 +221,16 @@ function failure(
 ): KvError {
   const { code, message } = cause as { code?: unknown; message?: unknown };
   const why = typeof code === "string" ? code : String(message);
-  return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${PROBLEMS[stage]} (${why})`, {
-    hint: stage === "connect" ? `is it running, and is ${url} right?` : `see the log of ${url}`,
-    // A server may close a kept connection just as a request comes.
-    details: { role, instance: url, path, stage, keptConnection: isKept && stage === "answer" },
-    cause,
-  });
+  return new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `the ${role} instance ${url} ${PROBLEMS[stage]} (${why})`,
+    {
+      hint: stage === "connect" ? `is it running, and is ${url} right?` : `see the log of ${url}`,
+      // A server may close a kept connection just as a request comes.
+      details: { role, instance: url, path, stage, keptConnection: isKept && stage === "answer" },
+      cause,
+    },
+  );
 }
 
 /** More idle connections than these to one instance are closed. */
@@ -232,9 +245,10 @@ export interface ConnectionPoolOptions {
 }
 
 /**
- * Kept HTTP/1.1 connections, each with one request at a time. A request takes the connection that has been idle longest, so that all those which the
- * last seconds needed stay open. undici's own pool takes the first idle one: the others close after 4 s, and the next burst opens them all at once. It
- * also walks past every busy connection to find an idle one, twice for each request.
+ * Kept HTTP/1.1 connections, each with one request at a time. A request takes the connection that
+ * has been idle longest, so that all those which the last seconds needed stay open. undici's own
+ * pool takes the first idle one: the others close after 4 s, and the next burst opens them all at
+ * once. It also walks past every busy connection to find an idle one, twice for each request.
  */
 export class ConnectionPool {
   readonly #clientOptions: Client.Options;
@@ -254,7 +268,10 @@ export class ConnectionPool {
     this.#onClosed = onClosed;
   }
 
-  /** Sends a request to `origin`, on a new connection if all others are busy. Returns whether the connection was kept. */
+  /**
+   * Sends a request to `origin`, on a new connection if all others are busy. Returns whether the
+   * connection was kept.
+   */
   dispatch(
     origin: string,
     request: Dispatcher.DispatchOptions,
@@ -313,11 +330,17 @@ export interface LegHeadersOptions {
   readonly forwarded: ReadonlySet<string>;
   readonly requestId: string;
   readonly instance?: { readonly dataParallelRank?: number | undefined } | undefined;
-  /** `traceparent` of the leg's span. Undefined where none is recorded: the client's passes unchanged. */
+  /**
+   * `traceparent` of the leg's span. Undefined where none is recorded: the client's passes
+   * unchanged.
+   */
   readonly traceparent?: string | undefined;
 }
 
-/** Headers of a leg: those of the client that are forwarded, the request's id, and `traceparent` over the client's. */
+/**
+ * Headers of a leg: those of the client that are forwarded, the request's id, and `traceparent`
+ * over the client's.
+ */
 export function legHeaders({
   clientHeaders,
   forwarded,
@@ -342,8 +365,14 @@ export function legHeaders({
   return headers;
 }
 
-/** Headers of the client's answer: the instance's, and the client's request id, as a leg may have had another. */
-export function answerHeaders(instanceHeaders: AnswerHeaders, requestId: string): OutgoingHttpHeaders {
+/**
+ * Headers of the client's answer: the instance's, and the client's request id, as a leg may have
+ * had another.
+ */
+export function answerHeaders(
+  instanceHeaders: AnswerHeaders,
+  requestId: string,
+): OutgoingHttpHeaders {
   const headers: OutgoingHttpHeaders = {};
   const named = namedByConnection(instanceHeaders.connection);
   for (const name in instanceHeaders) {
@@ -357,7 +386,10 @@ export function answerHeaders(instanceHeaders: AnswerHeaders, requestId: string)
 /** Names the members of an answer that the proxy has left out, as no instance has them whole. */
 export const LEFT_OUT_HEADER = "x-kv-left-out";
 
-/** Headers that hold for any body of an answer. Others may describe the bytes of one: its length, its coding, its digest, or what it has cost. */
+/**
+ * Headers that hold for any body of an answer. Others may describe the bytes of one: its length,
+ * its coding, its digest, or what it has cost.
+ */
 const OF_ANY_BODY = [
   "content-type",
   "cache-control",
@@ -366,7 +398,9 @@ const OF_ANY_BODY = [
   LEFT_OUT_HEADER,
 ] as const;
 
-/** The headers of an instance's answer that stay when its body is merged with others, or changed. */
+/**
+ * The headers of an instance's answer that stay when its body is merged with others, or changed.
+ */
 export function changedBodyHeaders(headers: AnswerHeaders): AnswerHeaders {
   return Object.fromEntries(OF_ANY_BODY.map((name) => [name, headers[name]]));
 }
@@ -375,7 +409,8 @@ const NONE: ReadonlySet<string> = new Set();
 
 /** The headers that a `Connection` header names as hop-by-hop. */
 function namedByConnection(connection: string | string[] | undefined): ReadonlySet<string> {
-  if (connection === undefined || connection === "keep-alive" || connection === "close") return NONE;
+  if (connection === undefined || connection === "keep-alive" || connection === "close")
+    return NONE;
   return new Set(
     String(connection)
       .split(",")

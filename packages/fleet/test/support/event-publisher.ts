@@ -43,7 +43,8 @@ export async function startEventPublisher({
       const first = request.readBigUInt64BE();
       asked.push(first);
       for (const [sequence, payload] of buffer)
-        if (sequence >= first) await replay.send([identity, "", "", sequenceFrame(sequence), payload]);
+        if (sequence >= first)
+          await replay.send([identity, "", "", sequenceFrame(sequence), payload]);
       await replay.send([identity, "", "", sequenceFrame(-1n), ""]);
     }
   })().catch(() => {});

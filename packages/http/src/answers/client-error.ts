@@ -4,7 +4,8 @@ const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_INVALID: 400,
   // An admin request named an instance that is not valid.
   KV_CONFIG_INVALID: 400,
-  // The client has disconnected and does not read it. When the proxy is closing, `httpStatus` in the details is 503.
+  // The client has disconnected and does not read it. When the proxy is closing, `httpStatus` in
+  // the details is 503.
   KV_REQUEST_ABORTED: 499,
   KV_REQUEST_TIMEOUT: 504,
   KV_PROXY_UPSTREAM_FAILED: 502,
@@ -31,14 +32,18 @@ const TYPES: Readonly<Record<number, string>> = {
   431: "invalid_request_error",
 };
 
-/** Which API an error is written for. Anthropic's has a `type` beside `error`, and other names of server errors. */
+/**
+ * Which API an error is written for. Anthropic's has a `type` beside `error`, and other names of
+ * server errors.
+ */
 export type ErrorForm = "openai" | "anthropic";
 
 /** JSON text of an error, with the members that both APIs share. */
 export function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const { param } = error.details;
   const status = statusOf(error);
-  const serverError = form === "openai" ? "server_error" : status === 503 ? "overloaded_error" : "api_error";
+  const serverError =
+    form === "openai" ? "server_error" : status === 503 ? "overloaded_error" : "api_error";
   return JSON.stringify({
     type: form === "anthropic" ? "error" : undefined,
     error: {
@@ -69,7 +74,10 @@ export function withoutAddresses(text: string): string {
   return text.replace(ADDRESS, "");
 }
 
-/** An error as clients get it: without the addresses of instances, unless `exposeInstances`. The log has the whole error. */
+/**
+ * An error as clients get it: without the addresses of instances, unless `exposeInstances`. The log
+ * has the whole error.
+ */
 export function errorForClient(error: KvError, exposeInstances: boolean): KvError {
   if (exposeInstances || !INTERNAL.has(error.code)) return error;
   const { httpStatus, param } = error.details;

@@ -23,7 +23,10 @@ export function errorAnswer(error: KvError, requestId?: string, form?: ErrorForm
   return { status: statusOf(error), headers, body: errorBody(error, requestId, form) };
 }
 
-/** The event that reports a failure in the middle of a stream. Its blank line ends an event that was cut off. */
+/**
+ * The event that reports a failure in the middle of a stream. Its blank line ends an event that was
+ * cut off.
+ */
 export function errorEvent(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const name = form === "anthropic" ? "event: error\n" : "";
   return `\n\n${name}data: ${errorBody(error, requestId, form)}\n\n`;
@@ -57,16 +60,20 @@ const DROP_MS = 30_000;
 /** How long a client may take to read the last answer of its connection, and to close it. */
 const LINGER_MS = 2_000;
 
-/** Closes a connection after its last answer. A client that does not close its side would keep the descriptor, so it has a limited time. */
+/**
+ * Closes a connection after its last answer. A client that does not close its side would keep the
+ * descriptor, so it has a limited time.
+ */
 function destroyLater(socket: Socket, clock: Clock): void {
   const timer = clock.setTimer(() => socket.destroy(), LINGER_MS);
   socket.once("close", () => timer.cancel());
 }
 
 /**
- * Answers a request with an error before all of it has arrived. A connection that is closed with unread bytes is reset, and a client that is
- * still sending sees the reset in place of the answer. So the rest of the request is read and dropped first, to its end or for 30 s. At a limit of
- * all requests nothing more is read, and the client has 2 s to see the answer.
+ * Answers a request with an error before all of it has arrived. A connection that is closed with
+ * unread bytes is reset, and a client that is still sending sees the reset in place of the answer.
+ * So the rest of the request is read and dropped first, to its end or for 30 s. At a limit of all
+ * requests nothing more is read, and the client has 2 s to see the answer.
  */
 export function sendEarlyError(
   request: IncomingMessage,
@@ -116,7 +123,10 @@ export function sendParserError(
     return;
   }
   const [httpStatus, message] = PARSER_ERRORS[error.code ?? ""] ?? [400, "this is not HTTP/1.1"];
-  endWithAnswer(socket, answerError(new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } })));
+  endWithAnswer(
+    socket,
+    answerError(new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } })),
+  );
   destroyLater(socket, clock);
 }
 

@@ -15,7 +15,13 @@ export interface Overload {
 }
 
 /** The error of a limit that is reached: 429 or 503, with `Retry-After`. */
-export function overloaded({ limit, message, byClient, retryAfterSeconds = 1, hint }: Overload): KvError {
+export function overloaded({
+  limit,
+  message,
+  byClient,
+  retryAfterSeconds = 1,
+  hint,
+}: Overload): KvError {
   return new KvError("KV_PROXY_OVERLOADED", message, {
     hint: hint ?? `try again in ${retryAfterSeconds} s; the limit is ${limit}`,
     details: { httpStatus: byClient ? 429 : 503, retryAfterSeconds, limit },

@@ -1,6 +1,8 @@
 const MAX_CHARACTERS = 60;
 
-/** A value of a client's body for an error message: short, and without a walk through nested values. */
+/**
+ * A value of a client's body for an error message: short, and without a walk through nested values.
+ */
 export function shownValue(value: unknown): string {
   if (Array.isArray(value)) return "a list";
   if (typeof value === "object" && value !== null) return "an object";

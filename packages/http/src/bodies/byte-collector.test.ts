@@ -7,7 +7,13 @@ test("collects chunks of any length, and keeps none of them", () => {
   collector.push(chunk);
   expect(collector.take().buffer).toBe(chunk.buffer);
   expect(collector.take()).toHaveLength(0);
-  const chunks = ["", "a", "bc", "d".repeat(200_000), ...Array.from({ length: 3000 }, (_, at) => String(at))];
+  const chunks = [
+    "",
+    "a",
+    "bc",
+    "d".repeat(200_000),
+    ...Array.from({ length: 3000 }, (_, at) => String(at)),
+  ];
   for (const text of chunks) {
     const bytes = Buffer.from(text);
     collector.push(bytes);

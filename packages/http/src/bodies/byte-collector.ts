@@ -1,13 +1,19 @@
 const FIRST_BYTES = 64 * 1024;
 const NOTHING = Buffer.alloc(0);
 
-/** The bytes of a body that arrives in chunks. Many small chunks take no more memory than a large one, and the end copies nothing. */
+/**
+ * The bytes of a body that arrives in chunks. Many small chunks take no more memory than a large
+ * one, and the end copies nothing.
+ */
 export class ByteCollector {
   #bytes: Buffer = NOTHING;
   #length = 0;
   readonly #expectedLength: number;
 
-  /** `expectedLength`: as their sender has said. It saves copies, and no memory is taken for bytes that do not come. */
+  /**
+   * `expectedLength`: as their sender has said. It saves copies, and no memory is taken for bytes
+   * that do not come.
+   */
   constructor(expectedLength = 0) {
     this.#expectedLength = expectedLength;
   }

@@ -1,7 +1,10 @@
 /** A longer id has no room in 32 bits, or is larger than all vocabularies. */
 const MOST_BEFORE_LAST_DIGIT = 99_999_999;
 
-/** A long list of token ids, read from the pieces of its JSON text without a JavaScript list of its numbers. */
+/**
+ * A long list of token ids, read from the pieces of its JSON text without a JavaScript list of its
+ * numbers.
+ */
 export class IdList {
   readonly #textBytes: number;
   #ids: Int32Array = new Int32Array(0);
@@ -18,7 +21,10 @@ export class IdList {
     return this.#ids.subarray(0, this.#count);
   }
 
-  /** Reads whole numbers of at most 9 digits, with commas between them. Returns false for anything else; then the list is of no use any more. */
+  /**
+   * Reads whole numbers of at most 9 digits, with commas between them. Returns false for anything
+   * else; then the list is of no use any more.
+   */
   add(bytes: Uint8Array, from: number, end: number): boolean {
     this.#makeRoom(end - from);
     const ids = this.#ids;
@@ -46,14 +52,18 @@ export class IdList {
     return true;
   }
 
-  /** Room for the next bytes. After the first ones, for all ids that come if the others are as long, so that a list of millions is copied once. */
+  /**
+   * Room for the next bytes. After the first ones, for all ids that come if the others are as long,
+   * so that a list of millions is copied once.
+   */
   #makeRoom(bytes: number): void {
     // The shortest id has two bytes with its comma.
     const most = this.#count + Math.ceil(bytes / 2) + 1;
     if (this.#ids.length >= most) return;
     const perByte = this.#count / Math.max(1, this.#readBytes);
     const likely = this.#count === 0 ? 0 : Math.ceil(perByte * this.#textBytes) + bytes;
-    // V8 does not count shared memory. With what it counts it collects all garbage after every few long bodies.
+    // V8 does not count shared memory. With what it counts it collects all garbage after every few
+    // long bodies.
     const larger = new Int32Array(new SharedArrayBuffer(4 * Math.max(most, likely)));
     larger.set(this.ids);
     this.#ids = larger;

@@ -4,7 +4,12 @@ import { expect, test } from "vitest";
 import { parseJsonPieces } from "./json-pieces.js";
 
 /** Parses in pieces of so many bytes; undefined for what is not JSON. */
-function parsed(bytes: Uint8Array, pieceBytes: number, longMemberBytes = pieceBytes, idsMember?: string) {
+function parsed(
+  bytes: Uint8Array,
+  pieceBytes: number,
+  longMemberBytes = pieceBytes,
+  idsMember?: string,
+) {
   const pieces = parseJsonPieces(bytes, { pieceBytes, longMemberBytes, idsMember });
   let turns = 1;
   try {
@@ -20,15 +25,25 @@ function parsed(bytes: Uint8Array, pieceBytes: number, longMemberBytes = pieceBy
 
 function whole(bytes: Uint8Array): unknown {
   try {
-    return { value: JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes)) as unknown };
+    return {
+      value: JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes)) as unknown,
+    };
   } catch {
     return undefined;
   }
 }
 
 /** The object of the short members, with the long ones after them. */
-function joined({ text, long }: { text: string; long: readonly { key: string; value: Uint8Array }[] }) {
-  const members = long.map(({ key, value }) => `${JSON.stringify(key)}:${Buffer.from(value).toString()}`);
+function joined({
+  text,
+  long,
+}: {
+  text: string;
+  long: readonly { key: string; value: Uint8Array }[];
+}) {
+  const members = long.map(
+    ({ key, value }) => `${JSON.stringify(key)}:${Buffer.from(value).toString()}`,
+  );
   const before = text.slice(0, -1);
   return JSON.parse(
     `${before}${before === "{" || members.length === 0 ? "" : ","}${members.join(",")}}`,
@@ -84,7 +99,12 @@ test("gives what JSON.parse gives, however long the pieces are", () => {
     const expected = JSON.parse(bytes.toString()) as unknown;
     expect(isDeepStrictEqual(result?.value, expected)).toBe(true);
     expect(JSON.stringify(result?.value)).toBe(JSON.stringify(expected));
-    if (typeof expected === "object" && expected !== null && !Array.isArray(expected) && result !== undefined)
+    if (
+      typeof expected === "object" &&
+      expected !== null &&
+      !Array.isArray(expected) &&
+      result !== undefined
+    )
       expect(isDeepStrictEqual(joined(result), expected)).toBe(true);
   });
   fc.assert(property, { numRuns: 1000 });
@@ -99,7 +119,11 @@ test("refuses what JSON.parse refuses", () => {
     0xbb,
     0xbf,
   );
-  const change = fc.record({ at: fc.nat(), remove: fc.nat(2), insert: fc.array(bytes, { maxLength: 2 }) });
+  const change = fc.record({
+    at: fc.nat(),
+    remove: fc.nat(2),
+    insert: fc.array(bytes, { maxLength: 2 }),
+  });
   const property = fc.property(
     json,
     fc.array(change, { maxLength: 3 }),

@@ -2,7 +2,10 @@ import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import { IdList, isBlankByte } from "./id-list.js";
 
-/** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
+/**
+ * A body of at most this many bytes is read and parsed at once; a longer one in steps, between
+ * those of other bodies.
+ */
 export const AT_ONCE_BYTES = 64 * 1024;
 /** Bytes that are parsed at once: half a millisecond, where they are a list of token ids. */
 const PIECE_BYTES = 64 * 1024;
@@ -60,7 +63,10 @@ interface LongString {
 
 /** How a text is parsed in pieces. */
 export interface PieceOptions {
-  /** A member of the outermost object with lists of token ids. A long one of whole numbers of at most 9 digits becomes an `Int32Array`. @default none */
+  /**
+   * A member of the outermost object with lists of token ids. A long one of whole numbers of at
+   * most 9 digits becomes an `Int32Array`. @default none
+   */
   readonly idsMember?: string | undefined;
   /** Bytes that are parsed at once. @default 64 KiB */
   readonly pieceBytes?: number | undefined;
@@ -69,8 +75,9 @@ export interface PieceOptions {
 }
 
 /**
- * Parses JSON as `JSON.parse` does, and yields after each piece, so that the caller can serve others between the pieces. Lists, objects and strings of any
- * depth are cut. Throws for what is not JSON. The text must have passed a `JsonScan`, which limits its depth and members.
+ * Parses JSON as `JSON.parse` does, and yields after each piece, so that the caller can serve
+ * others between the pieces. Lists, objects and strings of any depth are cut. Throws for what is
+ * not JSON. The text must have passed a `JsonScan`, which limits its depth and members.
  */
 export function* parseJsonPieces(
   bytes: Uint8Array,
@@ -126,7 +133,9 @@ class Pieces {
     this.#longMemberBytes = longMemberBytes;
     this.#at = BOM.every((byte, at) => bytes[at] === byte) ? BOM.length : 0;
     this.#from = this.#at;
-    this.#open = [{ open: -1, isObject: false, elementStart: this.#at, value: [], count: 0, key: undefined }];
+    this.#open = [
+      { open: -1, isObject: false, elementStart: this.#at, value: [], count: 0, key: undefined },
+    ];
   }
 
   /** Reads on to the end of a piece. Returns whether there is more. */
@@ -142,7 +151,8 @@ class Pieces {
     const bytes = this.#bytes;
     const end = this.#at + this.#pieceBytes;
     while (this.#at < bytes.length) {
-      if (this.#at >= end || this.#longString !== undefined || this.#openString !== undefined) return true;
+      if (this.#at >= end || this.#longString !== undefined || this.#openString !== undefined)
+        return true;
       const at = this.#at;
       const byte = bytes[at];
       this.#at = at + 1;
@@ -196,12 +206,14 @@ class Pieces {
 
   #close(at: number, isObject: boolean): void {
     const container = this.#open.pop();
-    if (container === undefined || this.#open.length === 0) throw new SyntaxError("a bracket is not opened");
+    if (container === undefined || this.#open.length === 0)
+      throw new SyntaxError("a bracket is not opened");
     if (container.value === undefined) return;
     this.#open.push(container);
     if (container.isObject !== isObject) throw new SyntaxError("a bracket is of the other kind");
     const { open, elementStart } = container;
-    const isEmpty = elementStart === open + 1 && !this.#hasValue && isBlank(this.#bytes, elementStart, at);
+    const isEmpty =
+      elementStart === open + 1 && !this.#hasValue && isBlank(this.#bytes, elementStart, at);
     if (!isEmpty) this.#endElements(at);
     if (Array.isArray(container.value)) container.value.length = container.count;
     const value = container.value instanceof IdList ? container.value.ids : container.value;
@@ -212,11 +224,17 @@ class Pieces {
 
   /** Cuts the containers whose current element has become too long. */
   #cutLong(at: number): void {
-    while (this.#open.length > this.#cut && at - (this.#open[this.#cut] as Container).open >= this.#mostBytes)
+    while (
+      this.#open.length > this.#cut &&
+      at - (this.#open[this.#cut] as Container).open >= this.#mostBytes
+    )
       this.#cutNext();
   }
 
-  /** Adds what comes before the outermost container that has no value, and has its elements added to a value of its own. */
+  /**
+   * Adds what comes before the outermost container that has no value, and has its elements added to
+   * a value of its own.
+   */
   #cutNext(): void {
     const container = this.#open[this.#cut] as Container;
     container.key = this.#beginValue(container.open);
@@ -285,13 +303,18 @@ class Pieces {
     return at;
   }
 
-  /** Adds the elements before the current one. Returns the key of the current one, whose value begins at `start`. */
+  /**
+   * Adds the elements before the current one. Returns the key of the current one, whose value
+   * begins at `start`.
+   */
   #beginValue(start: number): string | undefined {
     const { isObject, elementStart } = this.#innermost();
     if (this.#hasValue) throw new SyntaxError("two values without a comma");
     if (elementStart > this.#from) this.#addElements(elementStart - 1);
-    if (isObject) return Object.keys(JSON.parse(`{${this.#text(elementStart, start)}[]}`) as object)[0];
-    if (!isBlank(this.#bytes, elementStart, start)) throw new SyntaxError("two values without a comma");
+    if (isObject)
+      return Object.keys(JSON.parse(`{${this.#text(elementStart, start)}[]}`) as object)[0];
+    if (!isBlank(this.#bytes, elementStart, start))
+      throw new SyntaxError("two values without a comma");
     return undefined;
   }
 
@@ -309,7 +332,8 @@ class Pieces {
   /** Adds all elements that end before `end`: a comma, or the end of the innermost container. */
   #endElements(end: number): void {
     if (this.#hasValue) {
-      if (!isBlank(this.#bytes, this.#from, end)) throw new SyntaxError("two values without a comma");
+      if (!isBlank(this.#bytes, this.#from, end))
+        throw new SyntaxError("two values without a comma");
       this.#hasValue = false;
       return;
     }
@@ -328,10 +352,12 @@ class Pieces {
       const elements = JSON.parse(`[${text}]`) as unknown[];
       if (elements.length === 0) throw new SyntaxError("an element is missing");
       if (!this.#hasRoom && typeof elements[0] === "number") {
-        // V8 would copy a list that grows to millions of numbers again and again. Once in a text: then there is no more room than its bytes pay for.
+        // V8 would copy a list that grows to millions of numbers again and again. Once in a text:
+        // then there is no more room than its bytes pay for.
         this.#hasRoom = true;
         value.length =
-          container.count + Math.ceil((elements.length / bytes) * (this.#bytes.length - end + bytes));
+          container.count +
+          Math.ceil((elements.length / bytes) * (this.#bytes.length - end + bytes));
       }
       for (const element of elements) value[container.count++] = element;
       return;
@@ -345,7 +371,10 @@ class Pieces {
     if (this.#long.size > 0) for (const key of keys) this.#long.delete(key);
   }
 
-  /** As `#addElements`, where the container is a list of token ids so far. Returns false for another one. */
+  /**
+   * As `#addElements`, where the container is a list of token ids so far. Returns false for another
+   * one.
+   */
   #addIds(container: Container, end: number): boolean {
     const from = this.#from;
     if (container.value instanceof IdList) {
@@ -365,7 +394,13 @@ class Pieces {
   #setMember(object: Record<string, unknown>, key: string, value: unknown): void {
     if (this.#cut === 2 && Object.hasOwn(object, key)) this.#repeated.add(key);
     if (key !== "__proto__") object[key] = value;
-    else Object.defineProperty(object, key, { value, configurable: true, enumerable: true, writable: true });
+    else
+      Object.defineProperty(object, key, {
+        value,
+        configurable: true,
+        enumerable: true,
+        writable: true,
+      });
   }
 
   #text(from: number, end: number): string {

@@ -53,7 +53,8 @@ test("names the first limit that a text exceeds, wherever it is cut", () => {
   const text = '{"a":[1,2,3,4,5,[[[6]]]],"b":{"c":{"d":{}}}}';
   const whole = limitOf(text, [], limits);
   expect(whole).toBe("limits.bodyValues");
-  for (let at = 0; at <= text.length; at += 1) expect([at, limitOf(text, [at], limits)]).toEqual([at, whole]);
+  for (let at = 0; at <= text.length; at += 1)
+    expect([at, limitOf(text, [at], limits)]).toEqual([at, whole]);
 });
 
 test("counts what a parse finds, wherever the bytes are cut", () => {
@@ -68,15 +69,22 @@ test("counts what a parse finds, wherever the bytes are cut", () => {
     ),
   })).value;
   fc.assert(
-    fc.property(value, fc.array(fc.nat(500), { maxLength: 5 }), fc.boolean(), (given, cuts, indented) => {
-      const { depth, members, values } = count(given);
-      const json = JSON.stringify(given, null, indented ? 1 : 0);
-      const exact = { bodyDepth: depth, bodyMembers: members, bodyValues: values };
-      expect(accepts(json, cuts, exact)).toBe(true);
-      if (depth > 0) expect(accepts(json, cuts, { ...exact, bodyDepth: depth - 1 })).toBe(false);
-      if (members > 0) expect(accepts(json, cuts, { ...exact, bodyMembers: members - 1 })).toBe(false);
-      if (values > 0) expect(accepts(json, cuts, { ...exact, bodyValues: values - 1 })).toBe(false);
-    }),
+    fc.property(
+      value,
+      fc.array(fc.nat(500), { maxLength: 5 }),
+      fc.boolean(),
+      (given, cuts, indented) => {
+        const { depth, members, values } = count(given);
+        const json = JSON.stringify(given, null, indented ? 1 : 0);
+        const exact = { bodyDepth: depth, bodyMembers: members, bodyValues: values };
+        expect(accepts(json, cuts, exact)).toBe(true);
+        if (depth > 0) expect(accepts(json, cuts, { ...exact, bodyDepth: depth - 1 })).toBe(false);
+        if (members > 0)
+          expect(accepts(json, cuts, { ...exact, bodyMembers: members - 1 })).toBe(false);
+        if (values > 0)
+          expect(accepts(json, cuts, { ...exact, bodyValues: values - 1 })).toBe(false);
+      },
+    ),
     { numRuns: 500 },
   );
 });

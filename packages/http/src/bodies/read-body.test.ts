@@ -11,7 +11,9 @@ const LIMITS = { bodyLengthBytes: 2 ** 20, bodyDepth: 10, bodyMembers: 10, bodyV
 test("the rest of a body that is refused while it waits for its turn stays unread", async () => {
   const queue = new YieldingQueue({ clock: manualClock() });
   const budget = new BodyBudget({ allBytes: 150_000, perClientBytes: 150_000 });
-  const request = Object.assign(new PassThrough(), { headers: { "content-type": "application/json" } });
+  const request = Object.assign(new PassThrough(), {
+    headers: { "content-type": "application/json" },
+  });
   const body = readJsonBody(request as unknown as IncomingMessage, {
     limits: LIMITS,
     budget,

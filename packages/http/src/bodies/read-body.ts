@@ -53,7 +53,10 @@ export class IncomingBody {
   readonly #bytes: ByteCollector;
   #lengthBytes = 0;
 
-  /** `refuse`: called when it must make room for other bodies. Errors: `KV_REQUEST_INVALID` (413) for a body whose `content-length` says that it is too long. */
+  /**
+   * `refuse`: called when it must make room for other bodies. Errors: `KV_REQUEST_INVALID` (413)
+   * for a body whose `content-length` says that it is too long.
+   */
   constructor(
     { limits, budget, client }: Pick<ReadBodyOptions, "limits" | "budget" | "client">,
     contentLength: string | undefined,
@@ -72,7 +75,10 @@ export class IncomingBody {
     return this.#lengthBytes;
   }
 
-  /** Takes the next bytes. Errors: `KV_REQUEST_INVALID` above a limit, with the status 413 for too many bytes; `KV_PROXY_OVERLOADED` without memory. */
+  /**
+   * Takes the next bytes. Errors: `KV_REQUEST_INVALID` above a limit, with the status 413 for too
+   * many bytes; `KV_PROXY_OVERLOADED` without memory.
+   */
   push(chunk: Buffer): void {
     const { bodyLengthBytes: limitBytes } = this.#limits;
     const leftBytes = limitBytes - this.#lengthBytes;
@@ -84,18 +90,24 @@ export class IncomingBody {
     this.#bytes.push(chunk);
   }
 
-  /** Returns the bytes once and forgets them, so that they do not stay in memory beside what is parsed from them. */
+  /**
+   * Returns the bytes once and forgets them, so that they do not stay in memory beside what is
+   * parsed from them.
+   */
   take(): Buffer {
     return this.#bytes.take();
   }
 }
 
 /**
- * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits; `KV_PROXY_OVERLOADED` without
- * memory for it. The rest of the body is then unread, so the connection cannot be used again. `KV_REQUEST_ABORTED` when the client
- * disconnects.
+ * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON
+ * above the limits; `KV_PROXY_OVERLOADED` without memory for it. The rest of the body is then
+ * unread, so the connection cannot be used again. `KV_REQUEST_ABORTED` when the client disconnects.
  */
-export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions): Promise<ReceivedBody> {
+export function readJsonBody(
+  request: IncomingMessage,
+  options: ReadBodyOptions,
+): Promise<ReceivedBody> {
   const { anyContentType, queues, onAccepted } = options;
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
@@ -141,7 +153,9 @@ export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions)
     });
     request.once("error", (cause) => {
       refuse(
-        new KvError("KV_REQUEST_ABORTED", "the client disconnected while it sent its request", { cause }),
+        new KvError("KV_REQUEST_ABORTED", "the client disconnected while it sent its request", {
+          cause,
+        }),
       );
     });
   });
@@ -149,7 +163,8 @@ export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions)
 
 function wrongType(what: string, hint: string): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is ${what}, not JSON`, {
-    ...{ hint, details: { httpStatus: 415 } },
+    hint,
+    details: { httpStatus: 415 },
   });
 }
 
@@ -160,7 +175,10 @@ function tooLarge(limitBytes: number): KvError {
   });
 }
 
-/** Members of the outermost object. vLLM's requests have about 80. Each part of a request that is split has all of them. */
+/**
+ * Members of the outermost object. vLLM's requests have about 80. Each part of a request that is
+ * split has all of them.
+ */
 export const TOP_LEVEL_MEMBERS = 1_000;
 
 const QUOTE = 0x22;
@@ -169,8 +187,9 @@ const COMMA = 0x2c;
 const COLON = 0x3a;
 
 /**
- * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is JSON, the parse decides. Its cost is a step for each
- * byte outside of strings, spread over the arrival of the body.
+ * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is
+ * JSON, the parse decides. Its cost is a step for each byte outside of strings, spread over the
+ * arrival of the body.
  */
 export class JsonScan {
   readonly #limits: JsonLimits;
@@ -200,7 +219,10 @@ export class JsonScan {
     }
   }
 
-  /** The position after the closing quote of the string that goes on at `from`; the length where it has not come. */
+  /**
+   * The position after the closing quote of the string that goes on at `from`; the length where it
+   * has not come.
+   */
   #endOfString(bytes: Uint8Array, from: number): number {
     let at = from;
     for (;;) {
@@ -229,17 +251,21 @@ export class JsonScan {
     this.#depth += 1;
     this.#members += 1;
     const { bodyDepth, bodyMembers } = this.#limits;
-    if (this.#depth > bodyDepth) throw above("limits.bodyDepth", bodyDepth, "levels of objects and lists");
-    if (this.#members > bodyMembers) throw above("limits.bodyMembers", bodyMembers, "members and lists");
+    if (this.#depth > bodyDepth)
+      throw above("limits.bodyDepth", bodyDepth, "levels of objects and lists");
+    if (this.#members > bodyMembers)
+      throw above("limits.bodyMembers", bodyMembers, "members and lists");
   }
 
   #member(): void {
     this.#members += 1;
     const { bodyMembers } = this.#limits;
-    if (this.#members > bodyMembers) throw above("limits.bodyMembers", bodyMembers, "members and lists");
+    if (this.#members > bodyMembers)
+      throw above("limits.bodyMembers", bodyMembers, "members and lists");
     if (this.#depth !== 1) return;
     this.#topLevel += 1;
-    if (this.#topLevel > TOP_LEVEL_MEMBERS) throw above(undefined, TOP_LEVEL_MEMBERS, "top-level members");
+    if (this.#topLevel > TOP_LEVEL_MEMBERS)
+      throw above(undefined, TOP_LEVEL_MEMBERS, "top-level members");
   }
 }
 
@@ -256,12 +282,16 @@ export interface BodyBudgetOptions {
   readonly perClientBytes: number;
 }
 
-/** The first bytes of a body are not counted: short requests are served while long ones wait for memory. */
+/**
+ * The first bytes of a body are not counted: short requests are served while long ones wait for
+ * memory.
+ */
 const UNCOUNTED_BYTES = 16 * 1024;
 
 /**
- * The memory for clients' bodies, from their first byte until the request has its answer. When it is used up, the largest body that is still
- * arriving is refused. So clients that send large bodies slowly are refused before those that send small ones.
+ * The memory for clients' bodies, from their first byte until the request has its answer. When it
+ * is used up, the largest body that is still arriving is refused. So clients that send large bodies
+ * slowly are refused before those that send small ones.
  */
 export class BodyBudget {
   readonly #options: BodyBudgetOptions;
@@ -273,12 +303,18 @@ export class BodyBudget {
     this.#options = options;
   }
 
-  /** Opens the share of one body. `refuse` is called when it must make room for others. The caller ends the share. */
+  /**
+   * Opens the share of one body. `refuse` is called when it must make room for others. The caller
+   * ends the share.
+   */
   open(client: string, refuse: (error: KvError) => void): BodyShare {
     return new BodyShare(this, client, refuse);
   }
 
-  /** Counts `more` bytes for a share. Errors: `KV_PROXY_OVERLOADED`; with status 413 when no waiting would help. */
+  /**
+   * Counts `more` bytes for a share. Errors: `KV_PROXY_OVERLOADED`; with status 413 when no waiting
+   * would help.
+   */
   take(share: BodyShare, more: number): void {
     const { allBytes, perClientBytes } = this.#options;
     if (share.heldBytes + more > Math.min(allBytes, perClientBytes))
@@ -384,8 +420,13 @@ function full({ allBytes, perClientBytes }: BodyBudgetOptions, byClient: boolean
   });
 }
 
-function neverFits(share: BodyShare, more: number, { allBytes, perClientBytes }: BodyBudgetOptions): KvError {
-  const limit = perClientBytes <= allBytes ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes";
+function neverFits(
+  share: BodyShare,
+  more: number,
+  { allBytes, perClientBytes }: BodyBudgetOptions,
+): KvError {
+  const limit =
+    perClientBytes <= allBytes ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes";
   const message =
     `the request needs ${share.heldBytes + more} bytes with all its prompts and copies; ` +
     `the limit is ${Math.min(allBytes, perClientBytes)}`;

@@ -6,7 +6,11 @@ import { ClientConnections } from "./client-connections.js";
 
 /** A socket of a remote address. */
 function socketOf(remoteAddress: string): Socket {
-  const socket = Object.assign(new EventEmitter(), { remoteAddress, destroyed: false, bytesRead: 0 });
+  const socket = Object.assign(new EventEmitter(), {
+    remoteAddress,
+    destroyed: false,
+    bytesRead: 0,
+  });
   return socket as unknown as Socket;
 }
 
@@ -72,8 +76,10 @@ test("requests that are sent ahead wait, and one too many ends the connection", 
   const { socket } = open("10.0.0.1");
   const served: number[] = [];
   const send = (at: number) =>
-    connections.takeTurn({ socket } as IncomingMessage, new EventEmitter() as unknown as ServerResponse, () =>
-      served.push(at),
+    connections.takeTurn(
+      { socket } as IncomingMessage,
+      new EventEmitter() as unknown as ServerResponse,
+      () => served.push(at),
     );
   for (const at of [0, 1, 2, 3]) send(at);
   expect(served).toEqual([0]);

@@ -10,7 +10,10 @@ export interface ClientConnectionsOptions {
   readonly perAddress: number;
   /** Requests of one connection that wait for the answers of those before them. */
   readonly pipelined: number;
-  /** Ends a connection with an error. `answer`: nothing of another answer has left, so the error can be sent. */
+  /**
+   * Ends a connection with an error. `answer`: nothing of another answer has left, so the error can
+   * be sent.
+   */
   readonly refuse: (socket: Socket, error: KvError, answer: boolean) => void;
 }
 
@@ -27,14 +30,17 @@ interface Connection {
 
 interface AddressConnections {
   count: number;
-  /** Connections without a request that has arrived: idle, or still sending. The oldest is first. */
+  /**
+   * Connections without a request that has arrived: idle, or still sending. The oldest is first.
+   */
   readonly idle: MemberList<Connection>;
 }
 
 /**
- * The connections of a server: how many there are, and one request of each at a time. When a limit is reached, a new connection takes the place of the
- * oldest one without a complete request, so a client that holds connections and sends nothing does not keep others out. A connection whose request
- * is being served never loses its place.
+ * The connections of a server: how many there are, and one request of each at a time. When a limit
+ * is reached, a new connection takes the place of the oldest one without a complete request, so a
+ * client that holds connections and sends nothing does not keep others out. A connection whose
+ * request is being served never loses its place.
  */
 export class ClientConnections {
   readonly #options: ClientConnectionsOptions;
@@ -63,7 +69,13 @@ export class ClientConnections {
       this.#forget(victim);
       refuse(victim.socket, error, victim.current?.headersSent !== true);
     }
-    const connection: Connection = { socket, address, current: undefined, idle: undefined, waiting: [] };
+    const connection: Connection = {
+      socket,
+      address,
+      current: undefined,
+      idle: undefined,
+      waiting: [],
+    };
     const group = this.#byAddress.get(address) ?? { count: 0, idle: new MemberList() };
     this.#byAddress.set(address, group);
     group.count += 1;
@@ -80,8 +92,8 @@ export class ClientConnections {
   }
 
   /**
-   * Calls `serve` when the answers to all earlier requests of the connection have ended. A connection that sends too many requests ahead is
-   * refused.
+   * Calls `serve` when the answers to all earlier requests of the connection have ended. A
+   * connection that sends too many requests ahead is refused.
    */
   takeTurn(request: IncomingMessage, response: ServerResponse, serve: () => void): void {
     const connection = this.#bySocket.get(request.socket);
@@ -101,13 +113,19 @@ export class ClientConnections {
     refuse(connection.socket, tooManyPipelined(pipelined), answer);
   }
 
-  /** The whole request has arrived: from now on, the connection keeps its place until the answer has ended. */
+  /**
+   * The whole request has arrived: from now on, the connection keeps its place until the answer has
+   * ended.
+   */
   received(socket: Socket): void {
     const connection = this.#bySocket.get(socket);
     if (connection !== undefined) this.#notIdle(connection);
   }
 
-  /** Ends the connections on which nothing has come, and each other one when it has no request any more. */
+  /**
+   * Ends the connections on which nothing has come, and each other one when it has no request any
+   * more.
+   */
   close(): void {
     this.#isClosing = true;
     for (const { idle } of this.#byAddress.values())
@@ -119,7 +137,8 @@ export class ClientConnections {
     response.once("close", () => {
       connection.current = undefined;
       const { socket } = connection;
-      if (socket.destroyed || socket.writableEnded || this.#bySocket.get(socket) !== connection) return;
+      if (socket.destroyed || socket.writableEnded || this.#bySocket.get(socket) !== connection)
+        return;
       connection.idle ??= this.#byAddress.get(connection.address)?.idle.join(connection);
       const next = connection.waiting.shift();
       if (next !== undefined) next();
@@ -129,7 +148,8 @@ export class ClientConnections {
   }
 
   #notIdle(connection: Connection): void {
-    if (connection.idle !== undefined) this.#byAddress.get(connection.address)?.idle.leave(connection.idle);
+    if (connection.idle !== undefined)
+      this.#byAddress.get(connection.address)?.idle.leave(connection.idle);
     connection.idle = undefined;
   }
 
@@ -177,7 +197,10 @@ const tooManyPipelined = (pipelined: number) =>
     hint: "wait for answers before sending more, or use several connections",
   });
 
-/** Clients without a request that are kept: a table whose entries come and go with each request is built anew all the time, and ends in the old heap. */
+/**
+ * Clients without a request that are kept: a table whose entries come and go with each request is
+ * built anew all the time, and ends in the old heap.
+ */
 const KEPT_CLIENTS = 1024;
 
 export interface RequestsInFlightOptions {
@@ -186,7 +209,10 @@ export interface RequestsInFlightOptions {
   readonly perClient: number;
 }
 
-/** Counts the requests that are being served, in all and per client. A request that is split counts once for each part. */
+/**
+ * Counts the requests that are being served, in all and per client. A request that is split counts
+ * once for each part.
+ */
 export class RequestsInFlight {
   readonly #options: RequestsInFlightOptions;
   readonly #byClient = new Map<string, number>();
@@ -206,8 +232,10 @@ export class RequestsInFlight {
   #add(client: string, by: number): void {
     const { all, perClient } = this.#options;
     const own = (this.#byClient.get(client) ?? 0) + by;
-    if (by > 0 && own > perClient) throw tooManyRequests("limits.requestsPerClient", perClient, true);
-    if (by > 0 && this.#count + by > all) throw tooManyRequests("limits.requestsInFlight", all, false);
+    if (by > 0 && own > perClient)
+      throw tooManyRequests("limits.requestsPerClient", perClient, true);
+    if (by > 0 && this.#count + by > all)
+      throw tooManyRequests("limits.requestsInFlight", all, false);
     this.#count += by;
     if (own === 0 && this.#byClient.size > KEPT_CLIENTS) this.#byClient.delete(client);
     else this.#byClient.set(client, own);
@@ -223,7 +251,9 @@ export class RequestSlot {
     this.#add = add;
   }
 
-  /** Takes more places, for further parts. Errors: `KV_PROXY_OVERLOADED`; no place is taken then. */
+  /**
+   * Takes more places, for further parts. Errors: `KV_PROXY_OVERLOADED`; no place is taken then.
+   */
   grow(by: number): void {
     this.#add(by);
     this.#held += by;

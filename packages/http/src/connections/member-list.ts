@@ -9,9 +9,11 @@ export interface Member<T> {
 }
 
 /**
- * What each request joins and leaves, in the order of joining. V8's `Set` makes a new table after some changes, and the old table refers to the new one. Once
- * a full collection has moved a table to the old generation, each later table, and the requests in it, moves there too: at 5,000 requests per second the old
- * generation grew by 7 MB per second, and full collections followed every few seconds. A member that has left this list refers to nothing.
+ * What each request joins and leaves, in the order of joining. V8's `Set` makes a new table after
+ * some changes, and the old table refers to the new one. Once a full collection has moved a table
+ * to the old generation, each later table, and the requests in it, moves there too: at 5,000
+ * requests per second the old generation grew by 7 MB per second, and full collections followed
+ * every few seconds. A member that has left this list refers to nothing.
  */
 export class MemberList<T> {
   #first: Member<T> | undefined = undefined;

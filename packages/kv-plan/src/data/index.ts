@@ -1,4 +1,6 @@
-/** `@kv/kv-plan/data`: plans as JSON documents, their hash, and the difference between two of them. */
+/**
+ * `@kv/kv-plan/data`: plans as JSON documents, their hash, and the difference between two of them.
+ */
 export { diffPlans, type PlanDifference } from "./plan-diff.js";
 export {
   PLAN_DOCUMENT_VERSION,

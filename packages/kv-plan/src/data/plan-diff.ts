@@ -3,7 +3,10 @@ import { planToDocument } from "./plan-document.js";
 
 /** One member in which two plans differ. */
 export interface PlanDifference {
-  /** Path in the document, such as `sources.0.lists.0.remoteTable.rows.3.0`. Regions go by name: `local.regions.model.layers.3.numBlocks`. */
+  /**
+   * Path in the document, such as `sources.0.lists.0.remoteTable.rows.3.0`. Regions go by name:
+   * `local.regions.model.layers.3.numBlocks`.
+   */
   readonly path: string;
   /** Value in the first plan; undefined where the member is missing. */
   readonly one: unknown;
@@ -12,8 +15,9 @@ export interface PlanDifference {
 }
 
 /**
- * The differences between two plans, member by member, in the order of the document; at most `limit` (default 1000). With `addresses: false`, base
- * addresses, device numbers and tables are left out. Errors: those of `planToDocument`.
+ * The differences between two plans, member by member, in the order of the document; at most
+ * `limit` (default 1000). With `addresses: false`, base addresses, device numbers and tables are
+ * left out. Errors: those of `planToDocument`.
  */
 export function diffPlans(
   one: EngineTransferPlan,
@@ -28,7 +32,12 @@ export function diffPlans(
 }
 
 const NONE: ReadonlySet<string> = new Set();
-const ADDRESSES: ReadonlySet<string> = new Set(["baseAddress", "deviceId", "localTable", "remoteTable"]);
+const ADDRESSES: ReadonlySet<string> = new Set([
+  "baseAddress",
+  "deviceId",
+  "localTable",
+  "remoteTable",
+]);
 
 function compare(
   path: string,
@@ -46,7 +55,14 @@ function compare(
   const [mine, theirs] = [members(one), members(other)];
   for (const key of new Set([...mine.keys(), ...theirs.keys()])) {
     if (skipped.has(key)) continue;
-    compare(path === "" ? key : `${path}.${key}`, mine.get(key), theirs.get(key), skipped, limit, found);
+    compare(
+      path === "" ? key : `${path}.${key}`,
+      mine.get(key),
+      theirs.get(key),
+      skipped,
+      limit,
+      found,
+    );
   }
 }
 
@@ -57,10 +73,13 @@ function isTree(value: unknown): value is object {
 /** Members by key. Regions go by name, so that a missing region does not make all others differ. */
 function members(value: object): ReadonlyMap<string, unknown> {
   if (!Array.isArray(value)) return new Map(Object.entries(value));
-  const named = value.every((item) => isTree(item) && typeof (item as { name?: unknown }).name === "string");
+  const named = value.every(
+    (item) => isTree(item) && typeof (item as { name?: unknown }).name === "string",
+  );
   return new Map(
     value.map(
-      (item, index) => [named ? String((item as { name: string }).name) : String(index), item] as const,
+      (item, index) =>
+        [named ? String((item as { name: string }).name) : String(index), item] as const,
     ),
   );
 }

@@ -12,7 +12,8 @@ import { canonicalJson } from "./plan-hash.js";
 import { sha256Hex } from "./sha256.js";
 
 const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
-const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
+const roundTrip = (given: typeof plan) =>
+  planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
 
 test("a plan read back from JSON is equal, plans equal requests and is proven", {
   timeout: PROPERTY_TIMEOUT_MS,
@@ -30,12 +31,20 @@ test("a plan read back from JSON is equal, plans equal requests and is proven", 
         return;
       }
       const read = built.plans.map(roundTrip);
-      expect(read.map((one) => planToDocument(one))).toEqual(built.plans.map((one) => planToDocument(one)));
+      expect(read.map((one) => planToDocument(one))).toEqual(
+        built.plans.map((one) => planToDocument(one)),
+      );
       const blocks = sampleRequest(scene);
       for (const [index, one] of read.entries()) {
-        expect(planRequest(one, blocks)).toEqual(planRequest(built.plans[index] as typeof plan, blocks));
+        expect(planRequest(one, blocks)).toEqual(
+          planRequest(built.plans[index] as typeof plan, blocks),
+        );
       }
-      const options = { remotes: built.prefill, numKvHeads: scene.numKvHeads, requests: [{ blocks }] };
+      const options = {
+        remotes: built.prefill,
+        numKvHeads: scene.numKvHeads,
+        requests: [{ blocks }],
+      };
       expect(proveEnginePlans(read, options).proven).toBe(true);
     }),
     { numRuns: 100 },
@@ -50,15 +59,22 @@ test("the hash is the SHA-256 of canonical JSON, regardless of the member order"
   expect(hashPlan(plan)).toBe(expected);
   const reversed = Object.fromEntries(Object.entries(document).reverse());
   expect(hashPlan(planFromDocument(reversed))).toBe(expected);
-  expect(canonicalJson({ b: 1, a: [undefined === null, "é"], c: undefined })).toBe('{"a":[false,"é"],"b":1}');
+  expect(canonicalJson({ b: 1, a: [undefined === null, "é"], c: undefined })).toBe(
+    '{"a":[false,"é"],"b":1}',
+  );
 });
 
-test.each(["", "abc", "é".repeat(40), "x".repeat(55), "x".repeat(56), "x".repeat(64), "y".repeat(1000)])(
-  "SHA-256 of %j",
-  (text) => {
-    expect(sha256Hex(text)).toBe(createHash("sha256").update(text).digest("hex"));
-  },
-);
+test.each([
+  "",
+  "abc",
+  "é".repeat(40),
+  "x".repeat(55),
+  "x".repeat(56),
+  "x".repeat(64),
+  "y".repeat(1000),
+])("SHA-256 of %j", (text) => {
+  expect(sha256Hex(text)).toBe(createHash("sha256").update(text).digest("hex"));
+});
 
 test("without addresses, two runs of one deployment have equal hashes", () => {
   const moved = sampleRank({ kernelBlockSize: 32 });
@@ -67,7 +83,10 @@ test("without addresses, two runs of one deployment have equal hashes", () => {
       {
         ...moved,
         deviceId: 1,
-        regions: moved.regions.map((region) => ({ ...region, baseAddress: region.baseAddress + 4096 })),
+        regions: moved.regions.map((region) => ({
+          ...region,
+          baseAddress: region.baseAddress + 4096,
+        })),
       },
       sampleRank(),
     ),
@@ -89,7 +108,10 @@ test("a difference names the member and both values", () => {
   expect(diffPlans(plan, other)).toEqual([{ path: "uncovered", one: "zeroed", other: "masked" }]);
   const fewer = sampleRank();
   const cut = buildEngineTransferPlan(
-    samplePair({ ...fewer, regions: fewer.regions.slice(1) }, { ...fewer, regions: fewer.regions.slice(1) }),
+    samplePair(
+      { ...fewer, regions: fewer.regions.slice(1) },
+      { ...fewer, regions: fewer.regions.slice(1) },
+    ),
   );
   const differences = diffPlans(buildEngineTransferPlan(samplePair()), cut, { addresses: false });
   expect(differences.map(({ path }) => path)).toContain("local.regions.layer.0");
@@ -98,7 +120,11 @@ test("a difference names the member and both values", () => {
 });
 
 test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
-  ["another version", (document) => Object.assign(document, { version: 7 }), /version 7.*version 1/],
+  [
+    "another version",
+    (document) => Object.assign(document, { version: 7 }),
+    /version 7.*version 1/,
+  ],
   ["no version", (document) => Object.assign(document, { version: undefined }), /version/],
   ["an unknown member", (document) => Object.assign(document, { more: 1 }), /more/],
   ["an unknown form", (document) => Object.assign(document, { form: "guess" }), /form/],
@@ -136,8 +162,16 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
     (document) => Object.assign(document, { headsOfRegion: [4] }),
     /headsOfRegion has 1/,
   ],
-  ["no local steps", (document) => Object.assign(document, { localIndexing: [] }), /localIndexing has 0/],
-  ["no remote steps", (document) => Object.assign(document, { remoteIndexing: [] }), /remoteIndexing has 0/],
+  [
+    "no local steps",
+    (document) => Object.assign(document, { localIndexing: [] }),
+    /localIndexing has 0/,
+  ],
+  [
+    "no remote steps",
+    (document) => Object.assign(document, { remoteIndexing: [] }),
+    /remoteIndexing has 0/,
+  ],
   [
     "a group of another kind",
     (document) => Object.assign(document, { groups: ["swa"] }),
@@ -145,37 +179,54 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ],
   ...(
     [
-      ["a segment index out of range", { segments: [2] }, /sources.0.segments names 2, of 2 segments/],
+      [
+        "a segment index out of range",
+        { segments: [2] },
+        /sources.0.segments names 2, of 2 segments/,
+      ],
       ["no steps of a source", { remoteIndexing: [] }, /sources.0.remoteIndexing has 0/],
       ["a group index out of range", { groups: [1] }, /sources.0.groups names 1, of 1 groups/],
     ] as const
-  ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
-    `of a source ${what}`,
-    (document) => Object.assign((document.sources as object[])[0] as object, change),
-    message,
-  ]),
+  ).map(
+    ([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
+      `of a source ${what}`,
+      (document) => Object.assign((document.sources as object[])[0] as object, change),
+      message,
+    ],
+  ),
   ...(
     [
-      ["a segment with an unknown region", { region: 2 }, /segments.0.region names 2, of 2 local regions/],
+      [
+        "a segment with an unknown region",
+        { region: 2 },
+        /segments.0.region names 2, of 2 local regions/,
+      ],
       ["a segment with an unknown list", { list: 1 }, /list names 1, of 1 lists of sources.0/],
     ] as const
-  ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
-    what,
-    (document) => Object.assign((document.segments as object[])[0] as object, change),
-    message,
-  ]),
+  ).map(
+    ([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
+      what,
+      (document) => Object.assign((document.segments as object[])[0] as object, change),
+      message,
+    ],
+  ),
   [
     "a group's segment index out of range",
-    (document) => Object.assign((document.groupPlans as object[])[0] as object, { segments: [0, 9] }),
+    (document) =>
+      Object.assign((document.groupPlans as object[])[0] as object, { segments: [0, 9] }),
     /groupPlans.0.segments names 9, of 2 segments/,
   ],
 ])("refuses %s", (_what, spoil, message) => {
   const document = JSON.parse(JSON.stringify(planToDocument(plan))) as Record<string, unknown>;
   spoil(document);
   expect(() => planFromDocument(document)).toThrow(message);
-  expect(() => planFromDocument(document)).toThrow(expect.objectContaining({ code: "KV_PLAN_INVALID" }));
+  expect(() => planFromDocument(document)).toThrow(
+    expect.objectContaining({ code: "KV_PLAN_INVALID" }),
+  );
 });
 
 test.each([null, undefined, 1, "plan", []])("refuses %j", (value) => {
-  expect(() => planFromDocument(value)).toThrow(expect.objectContaining({ code: "KV_PLAN_INVALID" }));
+  expect(() => planFromDocument(value)).toThrow(
+    expect.objectContaining({ code: "KV_PLAN_INVALID" }),
+  );
 });

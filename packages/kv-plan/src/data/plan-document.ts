@@ -2,7 +2,9 @@ import { DESCRIPTOR_ROW, type DescriptorTable, KV_CACHE_LAYOUTS, KvError } from 
 import type { EngineTransferPlan, RankGeometry, SourcePlan } from "@kv/plan";
 import { z } from "zod";
 
-/** Version of `PlanDocument`. It grows when a reader of the version before would misread a document. */
+/**
+ * Version of `PlanDocument`. It grows when a reader of the version before would misread a document.
+ */
 export const PLAN_DOCUMENT_VERSION = 1;
 
 /** An integer that a number holds exactly. */
@@ -63,7 +65,9 @@ const table = z.strictObject({
 
 const indexing = z.strictObject({ offset: whole, count: whole, blockStep: whole, partStep: whole });
 const numbers = z.array(whole).max(65_536);
-/** Kinds are open: a plan with an unknown kind can be read, and `planRequest` works on its extent. */
+/**
+ * Kinds are open: a plan with an unknown kind can be read, and `planRequest` works on its extent.
+ */
 const kind = z.string().min(1).max(100);
 const unit = z.enum(["kernel-block", "logical-block"]);
 
@@ -123,7 +127,11 @@ export const planDocumentSchema = z.strictObject({
         remoteIndexing: z.array(indexing).max(65_536),
         lists: z
           .array(
-            z.strictObject({ localListKey: z.string().max(10_000), localTable: table, remoteTable: table }),
+            z.strictObject({
+              localListKey: z.string().max(10_000),
+              localTable: table,
+              remoteTable: table,
+            }),
           )
           .min(1)
           .max(16),
@@ -163,8 +171,8 @@ export function describeIssues(error: z.ZodError): string {
 }
 
 /**
- * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with blocks. Errors: `KV_PLAN_INVALID` for a table in memory
- * other than DRAM and VRAM.
+ * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with
+ * blocks. Errors: `KV_PLAN_INVALID` for a table in memory other than DRAM and VRAM.
  */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   const { sources, local, remote, ...rest } = plan;
@@ -173,18 +181,20 @@ export function planToDocument(plan: EngineTransferPlan): PlanDocument {
     ...(plain(rest) as Omit<PlanDocument, "version" | "sources" | "local" | "remote">),
     local: rankDocument(local),
     remote: rankDocument(remote),
-    sources: sources.map(({ remoteRank, remotePpRank, groups, segments, remoteIndexing, lists }) => ({
-      remoteRank,
-      remotePpRank,
-      groups: [...groups],
-      segments: [...segments],
-      remoteIndexing: remoteIndexing.map((steps) => ({ ...steps })),
-      lists: lists.map(({ localListKey, localTable, remoteTable }) => ({
-        localListKey,
-        localTable: tableDocument(localTable),
-        remoteTable: tableDocument(remoteTable),
-      })),
-    })),
+    sources: sources.map(
+      ({ remoteRank, remotePpRank, groups, segments, remoteIndexing, lists }) => ({
+        remoteRank,
+        remotePpRank,
+        groups: [...groups],
+        segments: [...segments],
+        remoteIndexing: remoteIndexing.map((steps) => ({ ...steps })),
+        lists: lists.map(({ localListKey, localTable, remoteTable }) => ({
+          localListKey,
+          localTable: tableDocument(localTable),
+          remoteTable: tableDocument(remoteTable),
+        })),
+      }),
+    ),
   };
 }
 
@@ -196,8 +206,9 @@ function plain(value: unknown): unknown {
 }
 
 /**
- * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check that the plan is right: `provePlan` does. Errors:
- * `KV_PLAN_INVALID` with the member, or with an unknown version.
+ * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check
+ * that the plan is right: `provePlan` does. Errors: `KV_PLAN_INVALID` with the member, or with an
+ * unknown version.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
   const version = (document as { version?: unknown } | null | undefined)?.version;
@@ -212,10 +223,17 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
     );
   }
   const parsed = planDocumentSchema.safeParse(document);
-  if (!parsed.success) throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
+  if (!parsed.success)
+    throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
   requireLengths(parsed.data);
   const { version: _version, sources, local, remote, groupPlans, ...rest } = parsed.data;
-  return Object.freeze({ ...rest, groupPlans, local, remote, sources: Object.freeze(sources.map(sourceOf)) });
+  return Object.freeze({
+    ...rest,
+    groupPlans,
+    local,
+    remote,
+    sources: Object.freeze(sources.map(sourceOf)),
+  });
 }
 
 function sourceOf({ lists: written, ...source }: PlanDocument["sources"][number]): SourcePlan {
@@ -232,7 +250,13 @@ function sourceOf({ lists: written, ...source }: PlanDocument["sources"][number]
   if (first === undefined)
     throw new KvError("KV_PLAN_INVALID", `not a plan: rank ${source.remoteRank} has no lists`);
   const { localListKey, localTable, remoteTable } = first;
-  return Object.freeze({ ...source, lists: Object.freeze(lists), localListKey, localTable, remoteTable });
+  return Object.freeze({
+    ...source,
+    lists: Object.freeze(lists),
+    localListKey,
+    localTable,
+    remoteTable,
+  });
 }
 
 function rankDocument(rank: RankGeometry): PlanDocument["local"] {
@@ -255,10 +279,16 @@ function tableDocument({ memoryType, rows }: DescriptorTable): TableDocument {
 }
 
 function tableOf(table: TableDocument): DescriptorTable {
-  return Object.freeze({ memoryType: table.memoryType, rows: Float64Array.from(table.rows.flat()) });
+  return Object.freeze({
+    memoryType: table.memoryType,
+    rows: Float64Array.from(table.rows.flat()),
+  });
 }
 
-/** Refuses a document whose lists do not fit together: indices of one list lead into others. Errors: `KV_PLAN_INVALID`. */
+/**
+ * Refuses a document whose lists do not fit together: indices of one list lead into others. Errors:
+ * `KV_PLAN_INVALID`.
+ */
 function requireLengths(plan: PlanDocument): void {
   const { groups, segments, sources, local } = plan;
   if (groups.length === 0) throw invalid("groups is empty: a plan has at least one KV cache group");
@@ -266,13 +296,20 @@ function requireLengths(plan: PlanDocument): void {
   requireLength("regionsOfGroup", plan.regionsOfGroup, groups.length, "groups");
   requireLength("headsOfRegion", plan.headsOfRegion, local.regions.length, "local regions");
   requireLength("localIndexing", plan.localIndexing, segments.length, "segments");
-  requireLength("remoteIndexing", plan.remoteIndexing, sources.length && segments.length, "segments");
+  requireLength(
+    "remoteIndexing",
+    plan.remoteIndexing,
+    sources.length && segments.length,
+    "segments",
+  );
   for (const [group, regions] of plan.regionsOfGroup.entries())
     requireBelow(`regionsOfGroup.${group}`, regions, local.regions.length, "local regions");
   for (const [group, own] of plan.groupPlans.entries()) {
     requireBelow(`groupPlans.${group}.segments`, own.segments, segments.length, "segments");
     if (own.kind !== groups[group])
-      throw invalid(`groupPlans.${group}.kind is "${own.kind}", groups.${group} is "${groups[group]}"`);
+      throw invalid(
+        `groupPlans.${group}.kind is "${own.kind}", groups.${group} is "${groups[group]}"`,
+      );
   }
   for (const [index, { region }] of segments.entries())
     requireBelow(`segments.${index}.region`, [region], local.regions.length, "local regions");
@@ -286,12 +323,22 @@ function requireLengths(plan: PlanDocument): void {
   }
 }
 
-function requireLength(member: string, list: readonly unknown[], expected: number, what: string): void {
+function requireLength(
+  member: string,
+  list: readonly unknown[],
+  expected: number,
+  what: string,
+): void {
   if (list.length === expected) return;
   throw invalid(`${member} has ${list.length} entries for ${expected} ${what}`);
 }
 
-function requireBelow(member: string, indices: readonly number[], limit: number, what: string): void {
+function requireBelow(
+  member: string,
+  indices: readonly number[],
+  limit: number,
+  what: string,
+): void {
   const beyond = indices.find((index) => index >= limit);
   if (beyond === undefined) return;
   throw invalid(`${member} names ${beyond}, of ${limit} ${what}`);

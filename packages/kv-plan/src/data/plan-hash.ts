@@ -4,12 +4,18 @@ import { planToDocument } from "./plan-document.js";
 import { sha256Hex } from "./sha256.js";
 
 /**
- * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With `addresses: false`, base addresses, device numbers and tables
- * are left out, so plans of two runs of one deployment have equal hashes. Default: true. Errors: those of `planToDocument`.
+ * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With
+ * `addresses: false`, base addresses, device numbers and tables are left out, so plans of two runs
+ * of one deployment have equal hashes. Default: true. Errors: those of `planToDocument`.
  */
-export function hashPlan(plan: EngineTransferPlan, options: { readonly addresses?: boolean } = {}): string {
+export function hashPlan(
+  plan: EngineTransferPlan,
+  options: { readonly addresses?: boolean } = {},
+): string {
   const document = planToDocument(plan);
-  return sha256Hex(canonicalJson(options.addresses === false ? withoutAddresses(document) : document));
+  return sha256Hex(
+    canonicalJson(options.addresses === false ? withoutAddresses(document) : document),
+  );
 }
 
 function withoutAddresses(document: PlanDocument): unknown {
@@ -30,11 +36,12 @@ function withoutAddresses(document: PlanDocument): unknown {
 }
 
 /**
- * The canonical JSON of plain data: keys sorted by code unit, no spaces, numbers as JavaScript writes them, undefined members left out. Throws a TypeError for
- * values without JSON.
+ * The canonical JSON of plain data: keys sorted by code unit, no spaces, numbers as JavaScript
+ * writes them, undefined members left out. Throws a TypeError for values without JSON.
  */
 export function canonicalJson(value: unknown): string {
-  if (value === null || typeof value === "string" || typeof value === "boolean") return JSON.stringify(value);
+  if (value === null || typeof value === "string" || typeof value === "boolean")
+    return JSON.stringify(value);
   if (typeof value === "number") {
     if (!Number.isFinite(value)) throw new TypeError(`${value} has no JSON`);
     return JSON.stringify(value);

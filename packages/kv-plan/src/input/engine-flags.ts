@@ -1,6 +1,9 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 
-/** The settings of both engines. A list has no value (the default), one for both engines, or two: prefill, then decode. */
+/**
+ * The settings of both engines. A list has no value (the default), one for both engines, or two:
+ * prefill, then decode.
+ */
 export interface EngineFlags {
   readonly tp: readonly number[];
   readonly pp: readonly number[];
@@ -22,7 +25,10 @@ export function layoutOf(name: string): KvCacheLayout | undefined {
   return LAYOUT_NAMES.get(name) ?? KV_CACHE_LAYOUTS.find((known) => known === name);
 }
 
-/** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
+/**
+ * The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are
+ * given.
+ */
 export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
   if (values.length > 2) {
     throw new KvError("KV_CONFIG_INVALID", `${flag} is given ${values.length} times`, {

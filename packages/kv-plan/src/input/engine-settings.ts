@@ -17,13 +17,20 @@ export interface Engine {
   readonly numBlocks: number;
 }
 
-/** Both engines from the flags and their models. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`; those of `ModelSource.caches`. */
+/**
+ * Both engines from the flags and their models. Defaults that apply are added to `assumed`. Errors:
+ * `KV_CONFIG_INVALID`; those of `ModelSource.caches`.
+ */
 export function enginesOf(
   options: EngineFlags,
   assumed: string[],
   models: readonly [ModelSource, ModelSource],
 ): readonly [Engine, Engine] {
-  const say = <T>(flag: string, values: readonly T[], fallback: readonly [T, T]): readonly [T, T] => {
+  const say = <T>(
+    flag: string,
+    values: readonly T[],
+    fallback: readonly [T, T],
+  ): readonly [T, T] => {
     if (values.length > 0) return both(flag, values, fallback[0]);
     assumed.push(`${flag} ${String(fallback[0] === fallback[1] ? fallback[0] : fallback)}`);
     return fallback;
@@ -43,7 +50,10 @@ export function enginesOf(
   const caches = tp.map((tpSize, side) =>
     models[side]?.caches({ tpSize, blockSize: asked[side], layout: layout[side] }),
   ) as [ModelCaches, ModelCaches];
-  const of = <T>(fact: (caches: ModelCaches) => T): readonly [T, T] => [fact(caches[0]), fact(caches[1])];
+  const of = <T>(fact: (caches: ModelCaches) => T): readonly [T, T] => [
+    fact(caches[0]),
+    fact(caches[1]),
+  ];
   const blockSizes = of(({ blockSize }) => blockSize);
   const hasStates = caches[0].stateBlockSize !== undefined;
   if (asked.length === 0)
@@ -51,7 +61,9 @@ export function enginesOf(
       `--block-size ${blockSizes[0] === blockSizes[1] ? blockSizes[0] : blockSizes}${hasStates ? ": the fewest tokens whose page holds a state" : ""}`,
     );
   else if (asked.some((size, side) => size !== blockSizes[side]))
-    assumed.push(`--block-size ${blockSizes} instead of ${asked}: vLLM raises it until a page holds a state`);
+    assumed.push(
+      `--block-size ${blockSizes} instead of ${asked}: vLLM raises it until a page holds a state`,
+    );
   const kernel = kernelSizes(options, assumed, caches);
   say(
     "--layout",

@@ -25,7 +25,10 @@ export type CacheTypes = Pick<CacheSettings, "cacheDtype" | "stateDtype" | "pref
 
 /** The model of a `config.json`. Errors: those of `modelCaches` for one rank. */
 export function modelOfConfig(name: string, config: unknown, types: CacheTypes = {}): ModelSource {
-  const { architecture, family, stateBlockSize } = modelCaches(name, config, { ...types, tpSize: 1 });
+  const { architecture, family, stateBlockSize } = modelCaches(name, config, {
+    ...types,
+    tpSize: 1,
+  });
   return {
     name,
     hasStates: stateBlockSize !== undefined,
@@ -53,8 +56,13 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
     plannedFrom: "the flags: layers that are all alike",
     caches(settings) {
       const context: Omit<ModelContext, "fields" | "outer"> = {
-        ...{ name: "model", architecture: "none", modelDtype: "bfloat16", cacheDtype, stateDtype: "auto" },
-        ...{ tpSize: settings.tpSize, prefixCaching: true },
+        name: "model",
+        architecture: "none",
+        modelDtype: "bfloat16",
+        cacheDtype,
+        stateDtype: "auto",
+        tpSize: settings.tpSize,
+        prefixCaching: true,
         assumed: cacheDtype === "auto" ? ["dtype bfloat16"] : [],
       };
       if (!isMla && settings.tpSize < kvHeads) divided(context, kvHeads, "KV heads");
@@ -71,7 +79,9 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
         {
           numLayers: layers,
           numKvHeads: isMla ? 1 : kvHeads,
-          backends: [isMla ? { name: "FLASHMLA", kernelTokens: 1 } : { ...FLASH_ATTN, kernelTokens: 1 }],
+          backends: [
+            isMla ? { name: "FLASHMLA", kernelTokens: 1 } : { ...FLASH_ATTN, kernelTokens: 1 },
+          ],
           layers: Array.from({ length: layers }, (_, layer) => ({
             name: `model.layers.${layer}.self_attn.attn`,
             layer,
@@ -80,14 +90,19 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
         },
         {
           family: "layers by hand",
-          ...{ blockSize: settings.blockSize, layout: settings.layout, maxTokens: DEFAULT_MAX_TOKENS },
+          blockSize: settings.blockSize,
+          layout: settings.layout,
+          maxTokens: DEFAULT_MAX_TOKENS,
         },
       );
     },
   };
 }
 
-/** Refuses two models whose caches differ. Errors: `KV_PLAN_INCOMPATIBLE` with the fact and both values. */
+/**
+ * Refuses two models whose caches differ. Errors: `KV_PLAN_INCOMPATIBLE` with the fact and both
+ * values.
+ */
 export function requireEqualModels(prefill: ModelCaches, decode: ModelCaches): void {
   const facts = ({ numKvHeads, layers }: ModelCaches) => ({
     "KV heads": numKvHeads,

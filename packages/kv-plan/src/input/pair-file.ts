@@ -71,7 +71,8 @@ export function pairFromFile(name: string, value: unknown): Pair {
       hint: "docs/kv-plan.md describes the file",
     });
   }
-  const { title, numKvHeads, groupKvHeads, groups, cacheDtype, windowTokens, prefill, decode } = parsed.data;
+  const { title, numKvHeads, groupKvHeads, groups, cacheDtype, windowTokens, prefill, decode } =
+    parsed.data;
   return {
     title,
     plannedFrom: `the file ${name}`,
@@ -86,7 +87,13 @@ export function pairFromFile(name: string, value: unknown): Pair {
   };
 }
 
-function ranksOf({ tpSize, ppSize, dcpSize, regions, ...facts }: z.infer<typeof engine>): RankGeometry[] {
+function ranksOf({
+  tpSize,
+  ppSize,
+  dcpSize,
+  regions,
+  ...facts
+}: z.infer<typeof engine>): RankGeometry[] {
   return Array.from({ length: ppSize * tpSize }, (_, index) => {
     const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
     return placeRegions({

@@ -1,8 +1,19 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry, StateSpaceGeometry } from "@kv/plan";
-import { type CacheSpec, cellBytes, type MambaSpec, pageBytes, stateBytes } from "../model/cache-spec.js";
+import {
+  type CacheSpec,
+  cellBytes,
+  type MambaSpec,
+  pageBytes,
+  stateBytes,
+} from "../model/cache-spec.js";
 import { unscaledKeyBytes } from "../model/families/latents.js";
-import { bucketsBy, type CacheGroup, isBlockOutermost, type LayerCache } from "../model/kv-cache-groups.js";
+import {
+  bucketsBy,
+  type CacheGroup,
+  isBlockOutermost,
+  type LayerCache,
+} from "../model/kv-cache-groups.js";
 import { type CacheTensor, placeCaches } from "../model/kv-cache-tensors.js";
 import { type RefusalReport, refusalReport } from "../report/report.js";
 import { suggestSizes } from "../report/suggestions.js";
@@ -22,8 +33,8 @@ interface PairOfEnginesOptions {
 type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
 
 /**
- * Lays out the caches of both engines as vLLM allocates and registers them. Errors: `KV_PLAN_INCOMPATIBLE` when the two models' caches differ,
- * `KV_PLAN_UNSUPPORTED`.
+ * Lays out the caches of both engines as vLLM allocates and registers them. Errors:
+ * `KV_PLAN_INCOMPATIBLE` when the two models' caches differ, `KV_PLAN_UNSUPPORTED`.
  */
 function pairOfEngines(options: PairOfEnginesOptions): Pair {
   const { prefill, decode } = options;
@@ -32,13 +43,19 @@ function pairOfEngines(options: PairOfEnginesOptions): Pair {
   const { groups } = decode.caches;
   requireEqualGroups(prefill.caches.groups, groups);
   requireScaledStates(prefill, decode);
-  const assumed = new Set([...prefill.caches.assumed, ...decode.caches.assumed, ...options.assumed]);
+  const assumed = new Set([
+    ...prefill.caches.assumed,
+    ...decode.caches.assumed,
+    ...options.assumed,
+  ]);
   const laidOut = [prefill, decode].map((engine) => ({ engine, regions: regionsOf(engine) }));
   const isShared = laidOut.some(({ regions }) => regions.some(({ groupId }) => groupId === -1));
   const kinds = groups.map((group) => `${group.layers.length} ${kindOf(group)}`).join(", ");
   if (prefill.ppSize > 1 || decode.ppSize > 1) {
     if (isShared) refuseSharedStages(kinds);
-    assumed.add("layers are dealt out to pipeline stages evenly, as vLLM does (no VLLM_PP_LAYER_PARTITION)");
+    assumed.add(
+      "layers are dealt out to pipeline stages evenly, as vLLM does (no VLLM_PP_LAYER_PARTITION)",
+    );
   }
   if (groups.length > 1)
     assumed.add(
@@ -52,7 +69,8 @@ function pairOfEngines(options: PairOfEnginesOptions): Pair {
     numKvHeads: decode.caches.numKvHeads,
     groups: groups.map(kindOf),
     ...(heads.some((count) => count !== decode.caches.numKvHeads) ? { groupKvHeads: heads } : {}),
-    cacheDtype: decode.caches.cacheDtype === "auto" ? decode.caches.modelDtype : decode.caches.cacheDtype,
+    cacheDtype:
+      decode.caches.cacheDtype === "auto" ? decode.caches.modelDtype : decode.caches.cacheDtype,
     windowTokens: groups.map(({ layers: [first] }) =>
       first?.spec.class === "MambaSpec" ? undefined : first?.spec.slidingWindow,
     ),
@@ -68,7 +86,9 @@ function notesOf(spec: CacheSpec | undefined): readonly string[] {
     return [
       "states lie in the pages of attention, channels outermost (VLLM_SSM_CONV_STATE_LAYOUT=DS, which vLLM's connector asks for)",
       ...(spec.mambaType === "SHORT_CONV"
-        ? ["vLLM's own connector does not hand over states of short convolutions; that of this project does"]
+        ? [
+            "vLLM's own connector does not hand over states of short convolutions; that of this project does",
+          ]
         : []),
     ];
   if (spec?.class === "ChunkedLocalAttentionSpec")
@@ -116,7 +136,10 @@ function requireEqualGroups(prefill: readonly CacheGroup[], decode: readonly Cac
   );
 }
 
-/** Where a state's projections have fewer groups than ranks, ranks hold replicas of them, and a rank's state is no share of another's. */
+/**
+ * Where a state's projections have fewer groups than ranks, ranks hold replicas of them, and a
+ * rank's state is no share of another's.
+ */
 function requireScaledStates(prefill: Engine, decode: Engine): void {
   const [one, other] = [stateOf(prefill), stateOf(decode)];
   if (one === undefined || other === undefined) return;
@@ -137,7 +160,10 @@ function stateOf({ caches }: Engine): MambaSpec | undefined {
   return undefined;
 }
 
-/** A region that serves a layer of each group serves others on a stage than on a rank that has all layers. */
+/**
+ * A region that serves a layer of each group serves others on a stage than on a rank that has all
+ * layers.
+ */
 function refuseSharedStages(kinds: string): never {
   throw new KvError(
     "KV_PLAN_UNSUPPORTED",
@@ -157,7 +183,10 @@ function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeome
   return Array.from({ length: ppSize * tpSize }, (_, index) => {
     const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
     return placeRegions({
-      ...{ tpRank, tpSize, kernelBlockSize, deviceId: tpRank },
+      tpRank,
+      tpSize,
+      kernelBlockSize,
+      deviceId: tpRank,
       physicalBlocksPerLogical: blockSize / kernelBlockSize,
       layout: caches.layout,
       attentionBackend: engine.attentionBackend,
@@ -170,12 +199,16 @@ function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeome
   });
 }
 
-/** The parts of a state's block. vLLM's `derive_mamba_conv_split`: x of Mamba 1; x, B and C of Mamba 2; Q, K and V of a delta net. */
+/**
+ * The parts of a state's block. vLLM's `derive_mamba_conv_split`: x of Mamba 1; x, B and C of Mamba
+ * 2; Q, K and V of a delta net.
+ */
 function stateGeometry(state: MambaSpec): StateSpaceGeometry {
   const [convBytes = 0, recurrentBytes = 0] = stateBytes(state);
   const [[rows = 0, channels = 0] = [], [heads = 0, rowSize = 0] = []] = state.shapes;
   const bytesOf = (count: number) => (convBytes / (rows * channels)) * rows * count;
-  // The heads' own channels are x of Mamba 2 and V of a delta net. The rest is two projections of one size.
+  // The heads' own channels are x of Mamba 2 and V of a delta net. The rest is two projections of
+  // one size.
   const own = heads * rowSize;
   const rest = (channels - own) / 2;
   const split =
@@ -186,7 +219,8 @@ function stateGeometry(state: MambaSpec): StateSpaceGeometry {
         : [channels];
   return {
     convProjectionBytes: split.filter((count) => count > 0).map(bytesOf),
-    ...{ convBytes, recurrentBytes },
+    convBytes,
+    recurrentBytes,
   };
 }
 
@@ -200,13 +234,17 @@ interface PlacedLayer {
 function placedLayers({ caches, numBlocks }: Engine): readonly PlacedLayer[] {
   return placeCaches(caches, numBlocks).flatMap((tensor) =>
     tensor.layers.map((layer, index) => ({
-      ...{ layer, tensor },
+      layer,
+      tensor,
       offsetBytes: tensor.offsetBytes + index * tensor.layerStrideBytes,
     })),
   );
 }
 
-/** Whether rows hold the pages of all layers, and are registered whole: latents, which every rank has. */
+/**
+ * Whether rows hold the pages of all layers, and are registered whole: latents, which every rank
+ * has.
+ */
 function isPacked(engine: Engine): boolean {
   const { layout, numKvHeads } = engine.caches;
   return isBlockOutermost(layout) && numKvHeads === 1 && stateOf(engine) === undefined;
@@ -222,7 +260,10 @@ function packedMembers(engine: Engine): RankGeometry["packedMembers"] {
   );
 }
 
-/** The regions of a rank, as vLLM's connector registers them: one for each address that a cache begins at, in the order of the layers' names. */
+/**
+ * The regions of a rank, as vLLM's connector registers them: one for each address that a cache
+ * begins at, in the order of the layers' names.
+ */
 function regionsOf(engine: Engine): readonly PlacelessRegion[] {
   const { caches, kernelBlockSize, numBlocks } = engine;
   const perLogical = caches.blockSize / kernelBlockSize;
@@ -235,7 +276,10 @@ function regionsOf(engine: Engine): readonly PlacelessRegion[] {
         ...common,
         name: members[0] ?? "row",
         ...(caches.groups.length === 1 ? { groupId: 0 } : { groupId: -1 }),
-        ...{ blockLengthBytes: rowBytes, blockStrideBytes: rowBytes, members, replicated: true },
+        blockLengthBytes: rowBytes,
+        blockStrideBytes: rowBytes,
+        members,
+        replicated: true,
       },
     ];
   }
@@ -243,7 +287,9 @@ function regionsOf(engine: Engine): readonly PlacelessRegion[] {
   const regions = [...byAddress.values()].map((placed): PlacelessRegion => {
     const sorted = [...placed].sort((one, other) => compareNames(one.layer.name, other.layer.name));
     const [first] = sorted as [PlacedLayer, ...PlacedLayer[]];
-    const groups = [...new Set(placed.map(({ tensor }) => tensor.group))].sort((one, other) => one - other);
+    const groups = [...new Set(placed.map(({ tensor }) => tensor.group))].sort(
+      (one, other) => one - other,
+    );
     const isOne = groups.length === 1;
     return {
       ...common,
@@ -258,7 +304,10 @@ function regionsOf(engine: Engine): readonly PlacelessRegion[] {
   return regions.sort((one, other) => compareNames(one.name, other.name));
 }
 
-/** What sets a region apart from the others of its group: its heads, its replicas, and cells that do not fill its blocks. */
+/**
+ * What sets a region apart from the others of its group: its heads, its replicas, and cells that do
+ * not fill its blocks.
+ */
 function headsAndCells(
   { caches }: Engine,
   placed: readonly PlacedLayer[],
@@ -293,8 +342,14 @@ function compareNames(one: string, other: string): number {
   return a.length - b.length;
 }
 
-/** The pair of two engines with these models, prefill's first, and settings. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
-export function pairOfModels(models: readonly [ModelSource, ModelSource], flags: EngineFlags): Pair {
+/**
+ * The pair of two engines with these models, prefill's first, and settings. Errors:
+ * `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+ */
+export function pairOfModels(
+  models: readonly [ModelSource, ModelSource],
+  flags: EngineFlags,
+): Pair {
   const assumed: string[] = [];
   const [prefill, decode] = enginesOf(flags, assumed, models);
   const [prefillModel, decodeModel] = models;
@@ -302,7 +357,9 @@ export function pairOfModels(models: readonly [ModelSource, ModelSource], flags:
   return {
     ...pairOfEngines({
       title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
-      ...{ prefill, decode, assumed },
+      prefill,
+      decode,
+      assumed,
     }),
     plannedFrom: [...new Set([prefillModel.plannedFrom, decodeModel.plannedFrom])].join("; "),
     changed: (other) => pairOfModels(models, { ...flags, ...other }),
@@ -310,8 +367,9 @@ export function pairOfModels(models: readonly [ModelSource, ModelSource], flags:
 }
 
 /**
- * The pair, or the report of a refusal: of a model that is not understood, and of a TP size that vLLM refuses, with the sizes that would work. `models` may throw.
- * Errors: `KV_CONFIG_INVALID`, other `KV_PLAN_*`.
+ * The pair, or the report of a refusal: of a model that is not understood, and of a TP size that
+ * vLLM refuses, with the sizes that would work. `models` may throw. Errors: `KV_CONFIG_INVALID`,
+ * other `KV_PLAN_*`.
  */
 export function pairOrRefusal(
   title: string,

@@ -21,17 +21,26 @@ export interface Pair {
   readonly prefill: readonly RankGeometry[];
   /** Ranks of the decode engine. */
   readonly decode: readonly RankGeometry[];
-  /** The source of the geometry: vLLM's rules for an architecture, a file, or the engines themselves. */
+  /**
+   * The source of the geometry: vLLM's rules for an architecture, a file, or the engines
+   * themselves.
+   */
   readonly plannedFrom?: string | undefined;
   /** Of a pair from models: the caches of prefill's and of decode's model on one rank. */
   readonly caches?: readonly [ModelCaches, ModelCaches] | undefined;
   /** Assumptions that no input states; the report prints them. */
   readonly assumed: readonly string[];
-  /** The pair with other settings of the engines, where the input gives the geometry for them. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
+  /**
+   * The pair with other settings of the engines, where the input gives the geometry for them.
+   * Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+   */
   readonly changed?: ((flags: Partial<EngineFlags>) => Pair) | undefined;
 }
 
-/** The most ranks of one engine over all stages: more than any engine has, and few enough to plan and prove in minutes. */
+/**
+ * The most ranks of one engine over all stages: more than any engine has, and few enough to plan
+ * and prove in minutes.
+ */
 export const MAX_RANKS = 1024;
 
 const ALIGNMENT_BYTES = 2 ** 21;
@@ -43,7 +52,10 @@ export type UnplacedRank = Omit<RankGeometry, "regions"> & {
   })[];
 };
 
-/** Gives each region without an address one of its own: one after another, as an engine would allocate them. */
+/**
+ * Gives each region without an address one of its own: one after another, as an engine would
+ * allocate them.
+ */
 export function placeRegions(rank: UnplacedRank): RankGeometry {
   let next = ALIGNMENT_BYTES;
   return {

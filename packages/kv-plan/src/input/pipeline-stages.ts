@@ -4,8 +4,9 @@ import type { Pair } from "./pair.js";
 import { placeRegions } from "./pair.js";
 
 /**
- * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the remaining layers on the stages before the last. Errors:
- * `KV_CONFIG_INVALID` for more stages than layers.
+ * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the
+ * remaining layers on the stages before the last. Errors: `KV_CONFIG_INVALID` for more stages than
+ * layers.
  */
 export function stagesOfLayers(numLayers: number, ppSize: number): readonly number[] {
   if (ppSize > numLayers) {
@@ -24,7 +25,10 @@ export function stagesOfLayers(numLayers: number, ppSize: number): readonly numb
 }
 
 /** The pipeline stage of a rank, and the number of stages of its engine. */
-export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): { ppRank: number; ppSize: number } {
+export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): {
+  ppRank: number;
+  ppSize: number;
+} {
   return { ppRank, ppSize };
 }
 
@@ -68,7 +72,10 @@ export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
   );
 }
 
-/** The pair without pipeline stages on one side: each rank has the caches of all stages. Undefined for a side without stages. */
+/**
+ * The pair without pipeline stages on one side: each rank has the caches of all stages. Undefined
+ * for a side without stages.
+ */
 export function withoutStages(pair: Pair, side: "prefill" | "decode"): Pair | undefined {
   const [first, ...more] = byStage(pair[side]);
   if (first === undefined || more.length === 0) return undefined;
@@ -76,9 +83,14 @@ export function withoutStages(pair: Pair, side: "prefill" | "decode"): Pair | un
   const other = byStage(pair[side === "prefill" ? "decode" : "prefill"]).map(([rank]) => rank);
   const order = other.flatMap((rank) => rank?.regions.map(({ name }) => name) ?? []);
   const ranks = first.map(({ ppRank: _, ppSize: __, ...rank }, index): RankGeometry => {
-    const regions = [rank, ...more.flatMap((stage) => stage[index] ?? [])].flatMap((each) => each.regions);
+    const regions = [rank, ...more.flatMap((stage) => stage[index] ?? [])].flatMap(
+      (each) => each.regions,
+    );
     const sorted = regions.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
-    return placeRegions({ ...rank, regions: sorted.map(({ baseAddress: ___, ...region }) => region) });
+    return placeRegions({
+      ...rank,
+      regions: sorted.map(({ baseAddress: ___, ...region }) => region),
+    });
   });
   return { ...pair, [side]: ranks };
 }

@@ -41,7 +41,9 @@ const SERVES_WITH: readonly (readonly [
 function isGiven(option: keyof CliOptions, value: CliOptions[keyof CliOptions]): boolean {
   // vLLM's default is on, and the flag takes it away.
   if (option === "prefixCaching") return value === false;
-  return Array.isArray(value) ? value.length > 0 : value !== undefined && value !== false && value !== "auto";
+  return Array.isArray(value)
+    ? value.length > 0
+    : value !== undefined && value !== false && value !== "auto";
 }
 
 /** Refuses flags that have no effect with an input. Errors: `KV_CONFIG_INVALID` with the flags. */
@@ -66,10 +68,16 @@ function refuseUnused(options: CliOptions, input: PairInput): void {
   }
 }
 
-/** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
+/**
+ * A config.json has some kilobytes, and a described pair of hundreds of regions less than a
+ * megabyte.
+ */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
 
-/** Reads the pair from the input that the flags name. A model that is not understood, and a TP size that vLLM refuses, give the report of a refusal. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
+/**
+ * Reads the pair from the input that the flags name. A model that is not understood, and a TP size
+ * that vLLM refuses, give the report of a refusal. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+ */
 export async function readPair(options: CliOptions): Promise<Pair | RefusalReport> {
   const given: readonly (PairInput | undefined)[] = [
     options.file === undefined ? undefined : "--file",
@@ -107,7 +115,8 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
 async function configsOf(options: CliOptions): Promise<{ name: string; config: unknown }[]> {
   if (options.config.length > 2) both("--config", options.config, "");
   const read: { name: string; config: unknown }[] = [];
-  for (const file of options.config) read.push({ name: nameOf(file), config: await readJson(file) });
+  for (const file of options.config)
+    read.push({ name: nameOf(file), config: await readJson(file) });
   return read;
 }
 
@@ -120,8 +129,11 @@ function modelsOf(
     stateDtype: options.ssmDtype,
     prefixCaching: options.prefixCaching,
   };
-  const [prefill, decode = prefill] = read.map(({ name, config }) => modelOfConfig(name, config, types));
-  if (prefill === undefined || decode === undefined) throw new KvError("KV_INTERNAL", "no config was read");
+  const [prefill, decode = prefill] = read.map(({ name, config }) =>
+    modelOfConfig(name, config, types),
+  );
+  if (prefill === undefined || decode === undefined)
+    throw new KvError("KV_INTERNAL", "no config was read");
   return [prefill, decode];
 }
 
@@ -134,10 +146,16 @@ function nameOf(file: string): string {
 function flagged(options: CliOptions): readonly [ModelSource, ModelSource] {
   const { layers = 0, headSize, kvHeads, mla } = options;
   if (headSize === undefined || (kvHeads === undefined && !mla)) {
-    throw new KvError("KV_CONFIG_INVALID", `--layers needs --head-size${mla ? "" : " and --kv-heads"} too`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--layers needs --head-size${mla ? "" : " and --kv-heads"} too`,
+    );
   }
   const model = modelByHand({
-    ...{ layers, headSize, isMla: mla, kvHeads: kvHeads ?? 1 },
+    layers,
+    headSize,
+    isMla: mla,
+    kvHeads: kvHeads ?? 1,
     cacheDtype: options.kvCacheDtype,
   });
   return [model, model];
@@ -186,8 +204,9 @@ export interface ConfiguredGroups {
 }
 
 /**
- * The groups that vLLM 0.33 makes of the layers of a model with this `config.json`, on one rank. Errors: `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong
- * field; `KV_PLAN_UNSUPPORTED` for an architecture that the rules do not know.
+ * The groups that vLLM 0.33 makes of the layers of a model with this `config.json`, on one rank.
+ * Errors: `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong field;
+ * `KV_PLAN_UNSUPPORTED` for an architecture that the rules do not know.
  */
 export async function groupsOfConfig(file: string): Promise<ConfiguredGroups> {
   const { groups } = modelCaches(nameOf(file), await readJson(file), { tpSize: 1 });

@@ -13,7 +13,14 @@ import {
   mambaOnly,
   shortConvolutions,
 } from "./families/state-hybrids.js";
-import { gemma4, llama4, mimoV2, minimaxM3, nemotronNas, whisper } from "./families/uneven-attention.js";
+import {
+  gemma4,
+  llama4,
+  mimoV2,
+  minimaxM3,
+  nemotronNas,
+  whisper,
+} from "./families/uneven-attention.js";
 import type { Family } from "./model-draft.js";
 
 const LANGUAGE = "language_model.model.layers.*.self_attn.attn";
@@ -61,8 +68,14 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
     "Mistral3ForConditionalGeneration LlavaForConditionalGeneration PixtralForConditionalGeneration",
   ),
   ...named(plain({ layerName: "transformer.h.*.attn.attn" }), "GPT2LMHeadModel GPTJForCausalLM"),
-  ...named(plain({ layerName: "model.h.*.attn.attn", kvHeads: multiQueryHeads }), "GPTBigCodeForCausalLM"),
-  ...named(plain({ layerName: "model.layers.*.attention.attn" }), "GPTNeoXForCausalLM InternLM2ForCausalLM"),
+  ...named(
+    plain({ layerName: "model.h.*.attn.attn", kvHeads: multiQueryHeads }),
+    "GPTBigCodeForCausalLM",
+  ),
+  ...named(
+    plain({ layerName: "model.layers.*.attention.attn" }),
+    "GPTNeoXForCausalLM InternLM2ForCausalLM",
+  ),
   ...named(plain({ layerName: "transformer.h.*.self_attention.attn" }), "BloomForCausalLM"),
   ...named(plain({ layerName: "model.decoder.layers.*.self_attn.attn" }), "OPTForCausalLM"),
   ...named(plain({ layerName: "transformer.h.*.attn.attention.attn" }), "ExaoneForCausalLM"),
@@ -92,13 +105,23 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
   ),
   ...named(windowed(gemma3), "Gemma3ForCausalLM"),
   ...named(windowed({ ...gemma3, layerName: LANGUAGE }), "Gemma3ForConditionalGeneration"),
-  ...named(windowed({ defaultTypes: everyNthFull(undefined, 4), defaultWindow: 4096 }), "Olmo3ForCausalLM"),
   ...named(
-    windowed({ defaultTypes: everyNthFull("sliding_window_pattern", 4), windowPlus: 1, defaultWindow: 4096 }),
+    windowed({ defaultTypes: everyNthFull(undefined, 4), defaultWindow: 4096 }),
+    "Olmo3ForCausalLM",
+  ),
+  ...named(
+    windowed({
+      defaultTypes: everyNthFull("sliding_window_pattern", 4),
+      windowPlus: 1,
+      defaultWindow: 4096,
+    }),
     "Cohere2ForCausalLM",
   ),
   ...named(
-    windowed({ defaultTypes: everyNthFull("sliding_window_pattern", 4), ignore: ["sliding_window_pattern"] }),
+    windowed({
+      defaultTypes: everyNthFull("sliding_window_pattern", 4),
+      ignore: ["sliding_window_pattern"],
+    }),
     "Exaone4ForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM",
   ),
   ...named(
@@ -163,7 +186,10 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
   ...named(mambaOnly("Mamba 2", mamba2State), "Mamba2ForCausalLM"),
 };
 
-/** The last vLLM that served an architecture which 0.33 does not serve (`_PREVIOUSLY_SUPPORTED_MODELS`). */
+/**
+ * The last vLLM that served an architecture which 0.33 does not serve
+ * (`_PREVIOUSLY_SUPPORTED_MODELS`).
+ */
 export const SERVED_UNTIL: Readonly<Record<string, string>> = {
   ...named(
     "0.23.0",
@@ -184,13 +210,11 @@ export const SERVED_UNTIL: Readonly<Record<string, string>> = {
     "0.10.2",
     "MotifForCausalLM Phi4FlashForCausalLM MllamaForConditionalGeneration DonutForConditionalGeneration",
   ),
-  ...{
-    Phi3SmallForCausalLM: "0.9.2",
-    JAISLMHeadModel: "0.22.0",
-    TeleChatForCausalLM: "0.25.0",
-    PersimmonForCausalLM: "0.25.0",
-    Plamo2ForCausalLM: "0.26.0",
-  },
+  Phi3SmallForCausalLM: "0.9.2",
+  JAISLMHeadModel: "0.22.0",
+  TeleChatForCausalLM: "0.25.0",
+  PersimmonForCausalLM: "0.25.0",
+  Plamo2ForCausalLM: "0.26.0",
 };
 
 /** Models without a KV cache: their attention sees a text at once, and nothing is kept. */
@@ -205,13 +229,22 @@ function named<T>(value: T, architectures: string): Record<string, T> {
   return Object.fromEntries(architectures.split(/\s+/).map((name) => [name, value]));
 }
 
-/** The family of a config's architecture. Errors: `KV_PLAN_UNSUPPORTED` where it names none, or with what it is and what would help. */
+/**
+ * The family of a config's architecture. Errors: `KV_PLAN_UNSUPPORTED` where it names none, or with
+ * what it is and what would help.
+ */
 export function familyOf(
   name: string,
   config: ConfigFields,
-): { readonly architecture: string; readonly family: Family; readonly textField: string | undefined } {
+): {
+  readonly architecture: string;
+  readonly family: Family;
+  readonly textField: string | undefined;
+} {
   const said = config.value("architectures");
-  const architecture = Array.isArray(said) ? said.find((each) => typeof each === "string") : undefined;
+  const architecture = Array.isArray(said)
+    ? said.find((each) => typeof each === "string")
+    : undefined;
   if (typeof architecture !== "string")
     throw new KvError("KV_PLAN_UNSUPPORTED", `${name}: architectures is missing`, {
       hint: "give the config.json of a decoder model from Hugging Face: it names the model's class",
@@ -228,8 +261,11 @@ export function familyOf(
 function whyNot(architecture: string, config: ConfigFields): string {
   if (WITHOUT_CACHE.test(architecture))
     return `${architecture} has no KV cache: its attention sees a whole text at once, and nothing is kept to hand over`;
-  const version = Object.hasOwn(SERVED_UNTIL, architecture) ? SERVED_UNTIL[architecture] : undefined;
-  if (version !== undefined) return `vLLM 0.33 does not serve ${architecture}; ${version} was the last to`;
+  const version = Object.hasOwn(SERVED_UNTIL, architecture)
+    ? SERVED_UNTIL[architecture]
+    : undefined;
+  if (version !== undefined)
+    return `vLLM 0.33 does not serve ${architecture}; ${version} was the last to`;
   if (config.value("is_encoder_decoder") === true)
     return `${architecture} is an encoder-decoder: the cache of its cross attention is the encoder's, and is not handed over`;
   return `no rules for the architecture ${architecture}: which layers have a cache, and of what shape, is not known here`;

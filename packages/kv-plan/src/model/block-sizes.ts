@@ -17,9 +17,10 @@ export interface BlockSizes {
 }
 
 /**
- * Block sizes as vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): what is asked for, or 16, or the least that all backends take; of a hybrid the fewest
- * tokens whose page of attention holds a state. `maxTokens`: vLLM's `max_model_len`, the block size of states without prefix
- * caching. Errors: `KV_CONFIG_INVALID` for a block size that a kernel does not take.
+ * Block sizes as vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): what is asked
+ * for, or 16, or the least that all backends take; of a hybrid the fewest tokens whose page of
+ * attention holds a state. `maxTokens`: vLLM's `max_model_len`, the block size of states without
+ * prefix caching. Errors: `KV_CONFIG_INVALID` for a block size that a kernel does not take.
  */
 export function blockSizesOf(
   context: Pick<ModelContext, "name" | "prefixCaching">,
@@ -34,13 +35,17 @@ export function blockSizesOf(
         "KV_CONFIG_INVALID",
         `${context.name}: ${name} takes blocks of multiples of ${kernelTokens} tokens, and --block-size is ${preferred}`,
       );
-  const states = draft.layers.flatMap(({ spec }) => ("mambaType" in spec ? [{ ...spec, blockSize: 1 }] : []));
+  const states = draft.layers.flatMap(({ spec }) =>
+    "mambaType" in spec ? [{ ...spec, blockSize: 1 }] : [],
+  );
   const [state] = states;
   if (state === undefined) return { blockSize: preferred };
   // vLLM caches no prefixes of a model without attention.
   const align = context.prefixCaching && draft.backends.length > 0;
   const blockSize =
-    draft.tokenBytes === 0 ? preferred : hybridBlockSize(draft, preferred, unpaddedPageBytes(state), align);
+    draft.tokenBytes === 0
+      ? preferred
+      : hybridBlockSize(draft, preferred, unpaddedPageBytes(state), align);
   const statePageBytes = blockSize * (draft.tokenBytes ?? 0);
   return {
     blockSize,
@@ -59,8 +64,16 @@ function commonBlockSize(backends: readonly Backend[]): number {
   return backends.map(({ kernelTokens }) => kernelTokens).reduce(leastCommonMultiple, 1);
 }
 
-/** The fewest tokens whose page of attention holds a state, in multiples that kernels and checkpoints of states ask for. */
-function hybridBlockSize(draft: ModelDraft, preferred: number, state: number, align: boolean): number {
+/**
+ * The fewest tokens whose page of attention holds a state, in multiples that kernels and
+ * checkpoints of states ask for.
+ */
+function hybridBlockSize(
+  draft: ModelDraft,
+  preferred: number,
+  state: number,
+  align: boolean,
+): number {
   const { backends, tokenBytes = 0, leastBlockTokens = 1, stateAlignment = 1 } = draft;
   const kernels = backends.map(({ kernelTokens }) => kernelTokens);
   const least = Math.max(...kernels.slice(0, 1), preferred, leastBlockTokens);

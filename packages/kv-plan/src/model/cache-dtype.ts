@@ -6,14 +6,19 @@ import type { ModelContext } from "./model-draft.js";
 /** Models that vLLM never runs in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`). */
 const NO_FLOAT16: ReadonlySet<string> = new Set(["gemma2", "gemma3", "gemma3_text", "glm4"]);
 
-/** The type of the model's elements, as vLLM resolves `--dtype auto`: float32 checkpoints run as bfloat16. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * The type of the model's elements, as vLLM resolves `--dtype auto`: float32 checkpoints run as
+ * bfloat16. Errors: `KV_CONFIG_INVALID`.
+ */
 export function modelDtypeOf(
   name: string,
   outer: ConfigFields,
   inner: ConfigFields,
   assumed: string[],
 ): string {
-  const said = [outer, inner].flatMap((fields) => fields.text("dtype") ?? fields.text("torch_dtype") ?? []);
+  const said = [outer, inner].flatMap(
+    (fields) => fields.text("dtype") ?? fields.text("torch_dtype") ?? [],
+  );
   const dtype = said[0]?.replace(/^torch\./, "");
   if (dtype === undefined) {
     assumed.push(
@@ -23,15 +28,21 @@ export function modelDtypeOf(
   }
   const resolved = { half: "float16", float: "float32" }[dtype] ?? dtype;
   if (resolved === "float32") return "bfloat16";
-  if (resolved === "float16") return NO_FLOAT16.has(outer.text("model_type") ?? "") ? "bfloat16" : "float16";
+  if (resolved === "float16")
+    return NO_FLOAT16.has(outer.text("model_type") ?? "") ? "bfloat16" : "float16";
   if (resolved === "bfloat16") return "bfloat16";
-  throw new KvError("KV_CONFIG_INVALID", `${name}: dtype "${dtype}" is none of bfloat16, float16, float32`, {
-    hint: "give the config.json of a model that vLLM serves",
-  });
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${name}: dtype "${dtype}" is none of bfloat16, float16, float32`,
+    {
+      hint: "give the config.json of a model that vLLM serves",
+    },
+  );
 }
 
 /**
- * vLLM's `cache_dtype`: what is asked for, or for "auto" what the checkpoint's quantization says. Errors: `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
+ * vLLM's `cache_dtype`: what is asked for, or for "auto" what the checkpoint's quantization says.
+ * Errors: `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
  */
 export function resolvedCacheDtype(
   name: string,
@@ -61,7 +72,10 @@ function methodOf(config: Readonly<Record<string, unknown>>): string {
     .replaceAll("compressed_tensors", "compressed-tensors");
 }
 
-/** NVIDIA ModelOpt: FP8 or NVFP4 by its scheme or its algorithm. vLLM takes any other for "auto", and reads the outermost config only. */
+/**
+ * NVIDIA ModelOpt: FP8 or NVFP4 by its scheme or its algorithm. vLLM takes any other for "auto",
+ * and reads the outermost config only.
+ */
 function ofModelOpt(config: Readonly<Record<string, unknown>>, isOutermost: boolean): string {
   if (!isOutermost) return "auto";
   const inner = isRecord(config["quantization"]) ? config["quantization"] : config;
@@ -89,7 +103,10 @@ function ofScheme(name: string, scheme: Readonly<Record<string, unknown>>): stri
   );
 }
 
-/** Bytes of the K, or the V, of one head and token in types that pack elements with their scales (vLLM 0.33: `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`). */
+/**
+ * Bytes of the K, or the V, of one head and token in types that pack elements with their scales
+ * (vLLM 0.33: `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`).
+ */
 const PACKED_ROW_BYTES: Readonly<Record<string, (headSize: number) => number>> = {
   nvfp4: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
   nvfp4_4over6: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
@@ -104,7 +121,10 @@ export function isFp8({ cacheDtype }: Pick<ModelContext, "cacheDtype">): boolean
   return FP8.has(cacheDtype);
 }
 
-/** The type of a cache's elements, and the bytes of K and V where they are packed with scales. Errors: `KV_CONFIG_INVALID` for an unknown type. */
+/**
+ * The type of a cache's elements, and the bytes of K and V where they are packed with scales.
+ * Errors: `KV_CONFIG_INVALID` for an unknown type.
+ */
 export function elementsOf(
   { name, cacheDtype, modelDtype }: Pick<ModelContext, "name" | "cacheDtype" | "modelDtype">,
   headSize: number,
@@ -115,11 +135,22 @@ export function elementsOf(
   if (cacheDtype === "half") return { dtype: "float16" };
   if (cacheDtype === "bfloat16" || cacheDtype === "float16" || cacheDtype === "float32")
     return { dtype: cacheDtype };
-  const packed = Object.hasOwn(PACKED_ROW_BYTES, cacheDtype) ? PACKED_ROW_BYTES[cacheDtype] : undefined;
+  const packed = Object.hasOwn(PACKED_ROW_BYTES, cacheDtype)
+    ? PACKED_ROW_BYTES[cacheDtype]
+    : undefined;
   if (packed !== undefined)
-    return { dtype: "uint8", contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)) };
-  const known = ["bfloat16", "float16", "float32", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
-  throw new KvError("KV_CONFIG_INVALID", `${name}: cache dtype "${cacheDtype}" is none of ${known}`, {
-    hint: "give it with --kv-cache-dtype",
-  });
+    return {
+      dtype: "uint8",
+      contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)),
+    };
+  const known = ["bfloat16", "float16", "float32", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(
+    ", ",
+  );
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${name}: cache dtype "${cacheDtype}" is none of ${known}`,
+    {
+      hint: "give it with --kv-cache-dtype",
+    },
+  );
 }

@@ -25,7 +25,9 @@ export interface AttentionSpec {
   readonly headSizeV: number;
   /** Type of an element, as torch names it. */
   readonly dtype: string;
-  /** Bytes of K and V of a head and token, or of a latent, where elements are packed with scales. */
+  /**
+   * Bytes of K and V of a head and token, or of a latent, where elements are packed with scales.
+   */
   readonly contentBytes?: number;
   /** Tokens of one latent. Default 1. */
   readonly tokensPerState?: number;
@@ -41,7 +43,10 @@ export interface AttentionSpec {
   readonly kernelBlock?: number;
   /** vLLM's name of the cache's type, for latents. */
   readonly cacheDtype?: string;
-  /** Sets caches apart that are alike in all else: an indexer's keys, the first layer of a group that shares an indexer. */
+  /**
+   * Sets caches apart that are alike in all else: an indexer's keys, the first layer of a group
+   * that shares an indexer.
+   */
   readonly role?: "indexer" | "index group leader";
 }
 
@@ -58,7 +63,12 @@ export interface MambaSpec {
   readonly pageSizePadded?: number;
 }
 
-const BYTES_OF_DTYPE: Readonly<Record<string, number>> = { float32: 4, bfloat16: 2, float16: 2, uint8: 1 };
+const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
+  float32: 4,
+  bfloat16: 2,
+  float16: 2,
+  uint8: 1,
+};
 
 /** Bytes of an element of a torch type. 0 for an unknown one. */
 export function dtypeBytes(dtype: string): number {
@@ -71,9 +81,13 @@ export function cellBytes(spec: AttentionSpec): number {
 }
 
 /** Bytes of the parts of a state: the convolution's, and the recurrent one. */
-export function stateBytes({ shapes, dtypes }: Pick<MambaSpec, "shapes" | "dtypes">): readonly number[] {
+export function stateBytes({
+  shapes,
+  dtypes,
+}: Pick<MambaSpec, "shapes" | "dtypes">): readonly number[] {
   return shapes.map(
-    (shape, index) => shape.reduce((product, size) => product * size, 1) * dtypeBytes(dtypes[index] ?? ""),
+    (shape, index) =>
+      shape.reduce((product, size) => product * size, 1) * dtypeBytes(dtypes[index] ?? ""),
   );
 }
 

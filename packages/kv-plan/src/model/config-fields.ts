@@ -5,8 +5,9 @@ const MAX_COUNT = 2 ** 31;
 const MAX_LAYERS = 10_000;
 
 /**
- * The fields of a `config.json`. A family of models reads those that it knows. `refuseUnread` then refuses a field that may decide a cache and that nobody
- * has read, so that what is not understood is never left out in silence.
+ * The fields of a `config.json`. A family of models reads those that it knows. `refuseUnread` then
+ * refuses a field that may decide a cache and that nobody has read, so that what is not understood
+ * is never left out in silence.
  */
 export class ConfigFields {
   readonly #model: string;
@@ -36,20 +37,31 @@ export class ConfigFields {
     for (const name of names) this.#read.add(name);
   }
 
-  /** A whole number, of the first of these names that has one. Errors: `KV_CONFIG_INVALID` for another value. */
+  /**
+   * A whole number, of the first of these names that has one. Errors: `KV_CONFIG_INVALID` for
+   * another value.
+   */
   optionalCount(...names: readonly string[]): number | undefined {
     let found: number | undefined;
     for (const name of names) {
       const value = this.value(name);
       if (value === undefined) continue;
-      if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0 || value > MAX_COUNT)
+      if (
+        typeof value !== "number" ||
+        !Number.isSafeInteger(value) ||
+        value < 0 ||
+        value > MAX_COUNT
+      )
         throw this.#invalid(name, value, "a whole number");
       found ??= value;
     }
     return found;
   }
 
-  /** As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors: `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none. */
+  /**
+   * As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors:
+   * `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none.
+   */
   count(names: string | readonly string[], otherwise?: number): number {
     const all = typeof names === "string" ? [names] : names;
     const found = this.optionalCount(...all) ?? otherwise;
@@ -89,7 +101,10 @@ export class ConfigFields {
     throw this.#invalid(name, value, "true or false");
   }
 
-  /** A list with a value for each layer; undefined where the field is missing. Errors: `KV_CONFIG_INVALID` for a shorter list. */
+  /**
+   * A list with a value for each layer; undefined where the field is missing. Errors:
+   * `KV_CONFIG_INVALID` for a shorter list.
+   */
   perLayer<T extends string | number>(
     name: string,
     type: T extends string ? "string" : "number",
@@ -100,7 +115,11 @@ export class ConfigFields {
     if (!Array.isArray(value) || value.some((each) => typeof each !== type))
       throw this.#invalid(name, value, `a list of ${type}s`);
     if (value.length < layers)
-      throw this.#invalid(name, `${value.length} entries`, `as long as the model's ${layers} layers`);
+      throw this.#invalid(
+        name,
+        `${value.length} entries`,
+        `as long as the model's ${layers} layers`,
+      );
     return value as T[];
   }
 
@@ -121,13 +140,18 @@ export class ConfigFields {
     );
   }
 
-  /** Refuses a field that may decide a cache, is present, and was not read. Errors: `KV_PLAN_UNSUPPORTED` with the fields. */
+  /**
+   * Refuses a field that may decide a cache, is present, and was not read. Errors:
+   * `KV_PLAN_UNSUPPORTED` with the fields.
+   */
   refuseUnread(family: string): void {
     const unread = Object.entries(this.#values).filter(
       ([name, value]) => decides(name, value) && !this.#read.has(name),
     );
     if (unread.length === 0) return;
-    const names = unread.map(([name, value]) => `${this.#path}${name} (${shown(value)})`).join(", ");
+    const names = unread
+      .map(([name, value]) => `${this.#path}${name} (${shown(value)})`)
+      .join(", ");
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `${this.#model}: ${names}: ${unread.length === 1 ? "a field" : "fields"} that may decide the KV cache, which the rules for ${family} do not know`,
@@ -167,12 +191,17 @@ function shown(value: unknown): string {
 /** Texts, and the numbers that Python writes into JSON and that JSON does not have. */
 const TEXT_OR_SPECIAL = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
 
-/** Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null. Errors: `SyntaxError`. */
+/**
+ * Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null. Errors:
+ * `SyntaxError`.
+ */
 export function parsePythonJson(text: string): unknown {
   try {
     return JSON.parse(text) as unknown;
   } catch (error) {
-    const replaced = text.replace(TEXT_OR_SPECIAL, (found) => (found.startsWith('"') ? found : "null"));
+    const replaced = text.replace(TEXT_OR_SPECIAL, (found) =>
+      found.startsWith('"') ? found : "null",
+    );
     if (replaced === text) throw error;
     return JSON.parse(replaced) as unknown;
   }

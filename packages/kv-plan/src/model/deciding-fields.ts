@@ -1,4 +1,7 @@
-/** Names of fields of a config that may decide a KV cache: its layers, heads, sizes, windows, states or types. */
+/**
+ * Names of fields of a config that may decide a KV cache: its layers, heads, sizes, windows, states
+ * or types.
+ */
 export const DECIDING_FIELDS: readonly RegExp[] = [
   /attn|attention/i,
   /^linear_|mamba|ssm|^conv|^kda_|^gdn_|^short_conv|recurrent|^state_|^lru_|^rglru|rwkv/i,

@@ -17,14 +17,22 @@ export interface CacheGroup {
   readonly blockSize: number;
 }
 
-/** vLLM makes groups of the larger number of layers where that number is less than so many times the smaller one. */
+/**
+ * vLLM makes groups of the larger number of layers where that number is less than so many times the
+ * smaller one.
+ */
 const PADDING_THRESHOLD = 1.5;
 
 /**
- * Layers in groups, as vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Where pages differ in size, blocks of the smaller ones get more
- * tokens, or padding; with blocks outermost pages of any size lie side by side in a block. Errors: `KV_PLAN_UNSUPPORTED` where pages cannot be made equal.
+ * Layers in groups, as vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Where
+ * pages differ in size, blocks of the smaller ones get more tokens, or padding; with blocks
+ * outermost pages of any size lie side by side in a block. Errors: `KV_PLAN_UNSUPPORTED` where
+ * pages cannot be made equal.
  */
-export function groupLayers(layers: readonly LayerCache[], layout: KvCacheLayout): readonly CacheGroup[] {
+export function groupLayers(
+  layers: readonly LayerCache[],
+  layout: KvCacheLayout,
+): readonly CacheGroup[] {
   const [first] = layers;
   if (first === undefined) return [];
   if (layers.every(({ spec }) => specKey(spec) === specKey(first.spec))) return [groupOf(layers)];
@@ -54,7 +62,10 @@ function slotsKey(spec: CacheSpec): string {
   return `${spec.class} ${spec.slidingWindow ?? 0} ${spec.attentionChunkSize ?? 0}`;
 }
 
-/** Gives all layers pages of one size: by more tokens in a block where the sizes divide, otherwise by padding. */
+/**
+ * Gives all layers pages of one size: by more tokens in a block where the sizes divide, otherwise
+ * by padding.
+ */
 function withEqualPages(layers: readonly LayerCache[]): readonly LayerCache[] {
   const largest = Math.max(...layers.map(({ spec }) => pageBytes(spec)));
   return layers.map((layer) => {
@@ -64,7 +75,8 @@ function withEqualPages(layers: readonly LayerCache[]): readonly LayerCache[] {
     if (spec.class === "MambaSpec") return { ...layer, spec: { ...spec, pageSizePadded: largest } };
     if (largest % bytes === 0)
       return { ...layer, spec: { ...spec, blockSize: spec.blockSize * (largest / bytes) } };
-    if (spec.class !== "MLAAttentionSpec") return { ...layer, spec: { ...spec, pageSizePadded: largest } };
+    if (spec.class !== "MLAAttentionSpec")
+      return { ...layer, spec: { ...spec, pageSizePadded: largest } };
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `${layer.name}: latents in pages of ${bytes} bytes beside pages of ${largest} bytes: vLLM cannot make them equal`,
@@ -78,18 +90,23 @@ function equalPages(layers: readonly LayerCache[]): readonly CacheGroup[] {
   const counts = buckets.map((bucket) => bucket.length);
   const [least, most] = [Math.min(...counts), Math.max(...counts)];
   const size = most < least * PADDING_THRESHOLD ? most : least;
-  return buckets.flatMap((bucket) => everyNth(bucket, Math.ceil(bucket.length / size)).map(groupOf));
+  return buckets.flatMap((bucket) =>
+    everyNth(bucket, Math.ceil(bucket.length / size)).map(groupOf),
+  );
 }
 
-/** Every layer of unlike pages lies in a block beside others: groups of whole repetitions of the layers' pattern. */
+/**
+ * Every layer of unlike pages lies in a block beside others: groups of whole repetitions of the
+ * layers' pattern.
+ */
 function packedGroups(layers: readonly LayerCache[]): readonly CacheGroup[] {
-  const buckets = [...bucketsBy(layers, ({ spec }) => `${spec.blockSize} ${slotsKey(spec)}`).values()].map(
-    (bucket) => {
-      const bySize = [...bucketsBy(bucket, ({ spec }) => String(pageBytes(spec))).values()];
-      const isBalanced = new Set(bySize.map((same) => same.length)).size === 1;
-      return { bucket, bySize, isBalanced, repeats: Math.max(...bySize.map((same) => same.length)) };
-    },
-  );
+  const buckets = [
+    ...bucketsBy(layers, ({ spec }) => `${spec.blockSize} ${slotsKey(spec)}`).values(),
+  ].map((bucket) => {
+    const bySize = [...bucketsBy(bucket, ({ spec }) => String(pageBytes(spec))).values()];
+    const isBalanced = new Set(bySize.map((same) => same.length)).size === 1;
+    return { bucket, bySize, isBalanced, repeats: Math.max(...bySize.map((same) => same.length)) };
+  });
   const balanced = buckets.filter(({ isBalanced }) => isBalanced);
   const least = Math.max(
     0,
@@ -115,12 +132,18 @@ function packedGroups(layers: readonly LayerCache[]): readonly CacheGroup[] {
   });
 }
 
-/** The chunk size that adds least when all counts are rounded up to multiples of it; of several the largest. */
+/**
+ * The chunk size that adds least when all counts are rounded up to multiples of it; of several the
+ * largest.
+ */
 function chunkWithLeastPadding(counts: readonly number[], least: number): number {
   let best = least;
   let bestPadding = Number.POSITIVE_INFINITY;
   for (let size = least; size <= Math.max(least, ...counts); size++) {
-    const padding = counts.reduce((sum, count) => sum + (Math.ceil(count / size) * size - count), 0);
+    const padding = counts.reduce(
+      (sum, count) => sum + (Math.ceil(count / size) * size - count),
+      0,
+    );
     if (padding > bestPadding) continue;
     [best, bestPadding] = [size, padding];
   }
@@ -129,11 +152,16 @@ function chunkWithLeastPadding(counts: readonly number[], least: number): number
 
 /** A list dealt out to `count` lists, one element after another. */
 function everyNth<T>(items: readonly T[], count: number): readonly (readonly T[])[] {
-  return Array.from({ length: count }, (_, start) => items.filter((_item, index) => index % count === start));
+  return Array.from({ length: count }, (_, start) =>
+    items.filter((_item, index) => index % count === start),
+  );
 }
 
 /** Items by a key, in the order of their first ones. */
-export function bucketsBy<T, K>(items: readonly T[], keyOf: (item: T) => K): ReadonlyMap<K, readonly T[]> {
+export function bucketsBy<T, K>(
+  items: readonly T[],
+  keyOf: (item: T) => K,
+): ReadonlyMap<K, readonly T[]> {
   const buckets = new Map<K, T[]>();
   for (const item of items) {
     const key = keyOf(item);

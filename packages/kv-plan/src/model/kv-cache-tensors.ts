@@ -1,8 +1,22 @@
 import type { KvCacheLayout } from "@kv/interface";
-import { type CacheSpec, leastCommonMultiple, pageBytes, specKey, strideAlignment } from "./cache-spec.js";
-import { bucketsBy, type CacheGroup, isBlockOutermost, type LayerCache } from "./kv-cache-groups.js";
+import {
+  type CacheSpec,
+  leastCommonMultiple,
+  pageBytes,
+  specKey,
+  strideAlignment,
+} from "./cache-spec.js";
+import {
+  bucketsBy,
+  type CacheGroup,
+  isBlockOutermost,
+  type LayerCache,
+} from "./kv-cache-groups.js";
 
-/** The place of the caches of some layers in the one allocation: layer `l` of block `b` begins at `offsetBytes + l * layerStride + b * blockStride`. Groups may share bytes. */
+/**
+ * The place of the caches of some layers in the one allocation: layer `l` of block `b` begins at
+ * `offsetBytes + l * layerStride + b * blockStride`. Groups may share bytes.
+ */
 export interface CacheTensor {
   /** Index of the layers' group. */
   readonly group: number;
@@ -16,7 +30,10 @@ export interface CacheTensor {
 export function bytesPerBlock(groups: readonly CacheGroup[], layout: KvCacheLayout): number {
   const specs = groups.flatMap(({ layers }) => layers.map(({ spec }) => spec));
   const widest = (bytes: (spec: CacheSpec) => number) =>
-    Math.max(0, ...groups.map(({ layers }) => layers.reduce((sum, { spec }) => sum + bytes(spec), 0)));
+    Math.max(
+      0,
+      ...groups.map(({ layers }) => layers.reduce((sum, { spec }) => sum + bytes(spec), 0)),
+    );
   if (!isBlockOutermost(layout)) return widest(stridedPageBytes);
   return roundUp(widest(pageBytes), specs.map(strideAlignment).reduce(leastCommonMultiple, 1));
 }

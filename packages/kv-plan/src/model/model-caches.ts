@@ -53,8 +53,9 @@ export interface ModelCaches {
 }
 
 /**
- * The KV caches of the model of a `config.json`. Errors: `KV_CONFIG_INVALID` with the field; `KV_PLAN_UNSUPPORTED` for an architecture or a field that the rules
- * do not know, and for a TP size that vLLM refuses.
+ * The KV caches of the model of a `config.json`. Errors: `KV_CONFIG_INVALID` with the field;
+ * `KV_PLAN_UNSUPPORTED` for an architecture or a field that the rules do not know, and for a TP
+ * size that vLLM refuses.
  */
 export function modelCaches(name: string, config: unknown, settings: CacheSettings): ModelCaches {
   if (!isRecord(config))
@@ -66,7 +67,11 @@ export function modelCaches(name: string, config: unknown, settings: CacheSettin
   const inner = textField === undefined ? outer : (outer.object(textField) ?? outer);
   const assumed: string[] = [];
   const context: ModelContext = {
-    ...{ name, architecture, outer, fields: inner, assumed },
+    name,
+    architecture,
+    outer,
+    fields: inner,
+    assumed,
     tpSize: settings.tpSize,
     modelDtype: modelDtypeOf(name, outer, inner, assumed),
     cacheDtype: resolvedCacheDtype(name, settings.cacheDtype ?? "auto", outer, inner),
@@ -77,12 +82,16 @@ export function modelCaches(name: string, config: unknown, settings: CacheSettin
   inner.refuseUnread(`${architecture} (${family.name})`);
   return cachesOfDraft(context, draft, {
     family: family.name,
-    ...{ blockSize: settings.blockSize, layout: settings.layout },
+    blockSize: settings.blockSize,
+    layout: settings.layout,
     maxTokens: maxTokensOf(inner),
   });
 }
 
-/** The caches of a draft, with block sizes and groups. Errors: `KV_CONFIG_INVALID` for a block size that a kernel does not take. */
+/**
+ * The caches of a draft, with block sizes and groups. Errors: `KV_CONFIG_INVALID` for a block size
+ * that a kernel does not take.
+ */
 export function cachesOfDraft(
   context: Omit<ModelContext, "fields" | "outer">,
   draft: ModelDraft,
@@ -99,7 +108,12 @@ export function cachesOfDraft(
   const groups = groupLayers(layers, layout);
   const { architecture, assumed } = context;
   return {
-    ...{ architecture, layout, layers, groups, assumed, family: given.family },
+    architecture,
+    layout,
+    layers,
+    groups,
+    assumed,
+    family: given.family,
     cacheDtype: draft.cacheDtype ?? context.cacheDtype,
     modelDtype: context.modelDtype,
     blockSize: sizes.blockSize,
@@ -115,7 +129,9 @@ export function cachesOfDraft(
 
 /** Tokens in a kernel block: a whole block, unless the kernel takes blocks of one size only. */
 function kernelBlockSizeOf({ backends }: ModelDraft, blockSize: number): number {
-  const only = backends.filter(({ only: isOnly }) => isOnly === true).map(({ kernelTokens }) => kernelTokens);
+  const only = backends
+    .filter(({ only: isOnly }) => isOnly === true)
+    .map(({ kernelTokens }) => kernelTokens);
   return Math.min(blockSize, ...only);
 }
 

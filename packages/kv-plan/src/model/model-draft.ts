@@ -27,7 +27,10 @@ export interface LayerDraft {
   readonly name: string;
   readonly layer: number;
   readonly spec: Omit<AttentionSpec, "blockSize"> | Omit<MambaSpec, "blockSize" | "pageSizePadded">;
-  /** Tokens in a block, where the layer has a number of its own. Default: the engine's, or that of states. */
+  /**
+   * Tokens in a block, where the layer has a number of its own. Default: the engine's, or that of
+   * states.
+   */
   readonly blockSize?: number;
 }
 
@@ -85,7 +88,10 @@ export function layersOf(
 
 export const FLASH_ATTN: Backend = { name: "FLASH_ATTN", kernelTokens: 16 };
 
-/** KV heads of a rank: divided, or replicated where there are fewer than ranks. Errors: `KV_PLAN_UNSUPPORTED`, as vLLM refuses it. */
+/**
+ * KV heads of a rank: divided, or replicated where there are fewer than ranks. Errors:
+ * `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
+ */
 export function headsOfRank(
   { name, tpSize }: Pick<ModelContext, "name" | "tpSize">,
   heads: number,
@@ -110,6 +116,9 @@ function notDivisible(name: string, count: number, what: string, tpSize: number)
   return new KvError(
     "KV_PLAN_UNSUPPORTED",
     `${name}: ${count} ${what} cannot be split over TP size ${tpSize}: vLLM refuses this TP size`,
-    { hint: `give a TP size that divides the model's ${count} ${what}`, details: { count, tpSize } },
+    {
+      hint: `give a TP size that divides the model's ${count} ${what}`,
+      details: { count, tpSize },
+    },
   );
 }

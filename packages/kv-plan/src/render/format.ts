@@ -37,7 +37,10 @@ export function showPrefillRank(
   return stages === 1 ? `P${prefillRank}` : `pp${prefillStage}tp${prefillRank}`;
 }
 
-/** Names of caches in short: "layers 0-39" where they are numbered, otherwise the first and the last name. */
+/**
+ * Names of caches in short: "layers 0-39" where they are numbered, otherwise the first and the last
+ * name.
+ */
 export function showCaches(names: readonly string[]): string {
   const numbers = names.map((name) => /(?:^|\.)layers?\.(\d+)(?:\.|$)/.exec(name)?.[1]);
   if (numbers.some((number) => number === undefined) || numbers.length === 0)

@@ -3,7 +3,10 @@ import type { PostingReport } from "../report/report.js";
 const number = (count: number) => count.toLocaleString("en-US");
 const time = (ms: number) => Number(ms.toPrecision(2));
 
-/** The posting of a request, for a terminal and for the doctor: how many descriptors, how many merge, what they take, what would be fewer. */
+/**
+ * The posting of a request, for a terminal and for the doctor: how many descriptors, how many
+ * merge, what they take, what would be fewer.
+ */
 export function postingLines(posting: PostingReport): readonly string[] {
   const { descriptors, merged, decodeRank, estimates, mergedByPool, fewer } = posting;
   const { consecutive, fragmented } = mergedByPool;

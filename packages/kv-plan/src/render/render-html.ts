@@ -27,7 +27,10 @@ button[aria-pressed=true] { background: var(--ink); color: var(--paper); }
 pre { background: var(--field); padding: 1rem; overflow-x: auto; overflow-wrap: normal; }
 `;
 
-/** What a page shows of a report: the picture, the ranks to pick, the whole as text. The script of the page then makes it answer. */
+/**
+ * What a page shows of a report: the picture, the ranks to pick, the whole as text. The script of
+ * the page then makes it answer.
+ */
 export function reportBody(report: PairReport): string {
   const whole = `<pre id="text" tabindex="0">${escapeXml(renderText(report))}</pre>`;
   if (report.outcome === "refused") {
@@ -58,8 +61,8 @@ export function reportBody(report: PairReport): string {
 }
 
 /**
- * A self-contained page without network or storage access. It shows the sources of each rank and block that the reader picks. `script`: the bundle of
- * page/report-page.ts.
+ * A self-contained page without network or storage access. It shows the sources of each rank and
+ * block that the reader picks. `script`: the bundle of page/report-page.ts.
  */
 export function renderHtml(report: PairReport, script: string): string {
   // "</script>" in a name would end the element, and "<!--" change how the rest of it is read.

@@ -1,8 +1,9 @@
 import type { PlanReport } from "../report/report.js";
 
 /**
- * The bytes of the sample request as a traffic matrix of NIXL's kvbench (`ct-perftest`): a line for each sending rank, a column for each receiving one, numbers of
- * bytes. Prefill ranks come first, stage after stage, then decode ranks.
+ * The bytes of the sample request as a traffic matrix of NIXL's kvbench (`ct-perftest`): a line for
+ * each sending rank, a column for each receiving one, numbers of bytes. Prefill ranks come first,
+ * stage after stage, then decode ranks.
  */
 export function renderKvbench({ notifications, ranks }: PlanReport): string {
   const size = notifications.length + ranks.length;

@@ -1,7 +1,10 @@
 import type { PairReport } from "../report/report.js";
 import { holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
 
-/** The pair as a Mermaid flow chart: solid arrows for reads, dotted ones for notifications without a read. */
+/**
+ * The pair as a Mermaid flow chart: solid arrows for reads, dotted ones for notifications without a
+ * read.
+ */
 export function renderMermaid(report: PairReport): string {
   if (report.outcome === "refused") {
     return ["graph LR", `  refused["refused: ${escapeMermaid(report.reason)}"]`, ""].join("\n");
@@ -13,7 +16,9 @@ export function renderMermaid(report: PairReport): string {
   lines.push(`  subgraph prefill["prefill, TP ${tpSize}${ppSize === 1 ? "" : `, PP ${ppSize}`}"]`);
   for (const { stage, regions } of report.stages) {
     if (stages > 1)
-      lines.push(`    subgraph stage${stage}["stage ${stage}: ${escapeMermaid(showCaches(regions))}"]`);
+      lines.push(
+        `    subgraph stage${stage}["stage ${stage}: ${escapeMermaid(showCaches(regions))}"]`,
+      );
     for (const notice of report.notifications) {
       if (notice.prefillStage !== stage) continue;
       const name = showPrefillRank(notice, stages);

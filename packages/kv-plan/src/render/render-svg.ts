@@ -1,5 +1,12 @@
 import type { PairReport, PlanReport } from "../report/report.js";
-import { counted, escapeXml, holdsLatents, showBytes, showHeads, showPrefillRank } from "./format.js";
+import {
+  counted,
+  escapeXml,
+  holdsLatents,
+  showBytes,
+  showHeads,
+  showPrefillRank,
+} from "./format.js";
 
 /** Sizes of a picture. `slide`: beside text, or alone on a slide. `narrow`: on a telephone. */
 const SHAPES = {
@@ -15,7 +22,10 @@ const KIND_HEIGHT = 34;
 const MAX_DRAWN = 64;
 const COLOURS = 24;
 
-/** Colours of dark and of light surroundings. A viewer that knows no style sheets draws the light ones, which are attributes. */
+/**
+ * Colours of dark and of light surroundings. A viewer that knows no style sheets draws the light
+ * ones, which are attributes.
+ */
 const LIGHT = { ink: "#1f2328", soft: "#57606a", paper: "#ffffff", lightness: 0.4 };
 const DARK = { ink: "#e6edf3", soft: "#a5b0bc", paper: "#0d1117", lightness: 0.66 };
 
@@ -29,10 +39,14 @@ export interface SvgOptions {
 type PlacedRank = Parameters<typeof showPrefillRank>[0];
 
 /**
- * The pair as an SVG without scripts and external resources: prefill ranks on the left, decode ranks on the right, a curve for each read. Its colours follow
- * the reader's choice of dark or light. `data-prefill` and `data-decode` name the ranks of a box or a curve.
+ * The pair as an SVG without scripts and external resources: prefill ranks on the left, decode
+ * ranks on the right, a curve for each read. Its colours follow the reader's choice of dark or
+ * light. `data-prefill` and `data-decode` name the ranks of a box or a curve.
  */
-export function renderSvg(report: PairReport, { shape = "slide", titled = true }: SvgOptions = {}): string {
+export function renderSvg(
+  report: PairReport,
+  { shape = "slide", titled = true }: SvgOptions = {},
+): string {
   const sized: Shape = { ...SHAPES[shape], isNarrow: shape === "narrow" };
   return report.outcome === "planned" ? planned(report, sized, titled) : refused(report);
 }
@@ -53,7 +67,8 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
     );
   const top = (titled ? 64 : 0) + 40;
   const rows = Math.max(senders.length, receivers.length);
-  const y = (index: number, count: number) => top + ((rows - count) * row) / 2 + index * row + row / 2;
+  const y = (index: number, count: number) =>
+    top + ((rows - count) * row) / 2 + index * row + row / 2;
   const from = { x: EDGE, curve: EDGE + box };
   const to = { x: width - EDGE - box, curve: width - EDGE - box };
   const boxes = [
@@ -65,20 +80,23 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
             ? `frees after ${rank.awaits}`
             : `frees its blocks after ${counted(rank.awaits, "notice")}`;
       return boxOf(shape, {
-        ...{
-          x: from.x,
-          middle: y(index, senders.length),
-          colour: index,
-          data: `data-prefill="${nameOf(rank)}"`,
-        },
-        ...{ name: nameOf(rank), right: heads(rank.heads), below: frees },
+        x: from.x,
+        middle: y(index, senders.length),
+        colour: index,
+        data: `data-prefill="${nameOf(rank)}"`,
+        name: nameOf(rank),
+        right: heads(rank.heads),
+        below: frees,
       });
     }),
     ...receivers.map((rank, index) => {
       const sources = rank.reads.length;
       return boxOf(shape, {
-        ...{ x: to.x, middle: y(index, receivers.length), data: `data-decode="D${rank.decodeRank}"` },
-        ...{ name: `D${rank.decodeRank}`, right: heads(rank.heads) },
+        x: to.x,
+        middle: y(index, receivers.length),
+        data: `data-decode="D${rank.decodeRank}"`,
+        name: `D${rank.decodeRank}`,
+        right: heads(rank.heads),
         below: isNarrow
           ? showBytes(rank.lengthBytes)
           : `reads ${showBytes(rank.lengthBytes)} from ${counted(sources, "rank")}`,
@@ -135,7 +153,10 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
   const caption = `${showBytes(request.lengthBytes)} for ${request.numTokens} tokens, in ${counted(request.merged, "run")} of bytes`;
   return page(width, legendTop + legend.length * 20 + 4, [
     ...(titled
-      ? [text(EDGE, 28, report.title, 18, { weight: "bold" }), text(EDGE, 50, caption, 13, { soft: true })]
+      ? [
+          text(EDGE, 28, report.title, 18, { weight: "bold" }),
+          text(EDGE, 50, caption, 13, { soft: true }),
+        ]
       : []),
     ...sides,
     ...curves,
@@ -152,7 +173,10 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
   ]);
 }
 
-/** A bar for each kind of cache, as long as its share of the request; nothing for a model with one kind. */
+/**
+ * A bar for each kind of cache, as long as its share of the request; nothing for a model with one
+ * kind.
+ */
 function kindsOf(
   { kinds, request }: PlanReport,
   { width }: Shape,
@@ -192,15 +216,24 @@ function legendOf(
     ...left.map((says) => ({ says })),
   ];
   return entries.flatMap(({ says, ...entry }) =>
-    wrapped(says, most).map((line, index) => (index === 0 ? { ...entry, says: line } : { says: line })),
+    wrapped(says, most).map((line, index) =>
+      index === 0 ? { ...entry, says: line } : { says: line },
+    ),
   );
 }
 
 function leftOut(count: number, side: string): string | undefined {
-  return count > MAX_DRAWN ? `Not drawn: ${count - MAX_DRAWN} of ${count} ${side} ranks.` : undefined;
+  return count > MAX_DRAWN
+    ? `Not drawn: ${count - MAX_DRAWN} of ${count} ${side} ranks.`
+    : undefined;
 }
 
-function refused({ title, reason, hint, wouldWork }: Extract<PairReport, { outcome: "refused" }>): string {
+function refused({
+  title,
+  reason,
+  hint,
+  wouldWork,
+}: Extract<PairReport, { outcome: "refused" }>): string {
   const lines = [
     reason,
     ...(hint === null ? [] : [hint]),
@@ -286,7 +319,10 @@ function text(
   return `<text class="${kind}" x="${x}" y="${y}" font-family="sans-serif" font-size="${size}"${heavy}${placed} fill="${fill}">${escapeXml(content)}</text>`;
 }
 
-/** A colour for a prefill rank, spread over the wheel so that neighbours differ. Hexadecimal: slide programs know no other form. */
+/**
+ * A colour for a prefill rank, spread over the wheel so that neighbours differ. Hexadecimal: slide
+ * programs know no other form.
+ */
 function colourOf(index: number, lightness = LIGHT.lightness): string {
   const hue = ((index % COLOURS) * 137.508 + 210) % 360;
   const reach = 0.62 * Math.min(lightness, 1 - lightness);

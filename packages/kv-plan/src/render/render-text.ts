@@ -1,5 +1,12 @@
 import type { EngineReport, PairReport, PlanReport, RefusalReport } from "../report/report.js";
-import { counted, holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
+import {
+  counted,
+  holdsLatents,
+  showBytes,
+  showCaches,
+  showHeads,
+  showPrefillRank,
+} from "./format.js";
 import { postingLines } from "./posting-lines.js";
 
 /** The report for a terminal: plain lines, no colour. */
@@ -58,7 +65,10 @@ function planned(report: PlanReport): string[] {
     ...kindLines(report),
     ...postingLines(report.posting).map((line) => `  ${line}`),
     "",
-    ...table(["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"], rows),
+    ...table(
+      ["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"],
+      rows,
+    ),
     "",
     ...stageLines(report),
     ...table(["prefill rank", "awaits", "notified by"], notices),
@@ -78,7 +88,10 @@ function refused(report: RefusalReport): string[] {
     "",
     ...(report.wouldWork.length === 0
       ? ["No single change that was tried makes the pair work."]
-      : ["Each of these alone makes the pair work:", ...report.wouldWork.map((change) => `  ${change}`)]),
+      : [
+          "Each of these alone makes the pair work:",
+          ...report.wouldWork.map((change) => `  ${change}`),
+        ]),
     "",
     ...assumptions(report.assumed),
   ];
@@ -110,13 +123,19 @@ function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] 
 }
 
 /** "swa, full", with the tokens in a block of each where groups differ in them. */
-function groupLines(groups: readonly string[], prefill: EngineReport, decode: EngineReport): string[] {
+function groupLines(
+  groups: readonly string[],
+  prefill: EngineReport,
+  decode: EngineReport,
+): string[] {
   const tokens = (engine: EngineReport, group: number) =>
     engine.groupBlockTokens?.[group] ?? engine.blockSize;
   const differ = prefill.groupBlockTokens !== null || decode.groupBlockTokens !== null;
   const named = groups.map((kind, group) => {
     const [one, other] = [tokens(prefill, group), tokens(decode, group)];
-    return differ ? `${kind} (${one === other ? one : `${one} and ${other}`} tokens a block)` : kind;
+    return differ
+      ? `${kind} (${one === other ? one : `${one} and ${other}`} tokens a block)`
+      : kind;
   });
   return [`groups     ${named.join(", ")}`];
 }
@@ -125,7 +144,8 @@ function groupLines(groups: readonly string[], prefill: EngineReport, decode: En
 function kindLines({ kinds }: PlanReport): string[] {
   if (kinds.length < 2) return [];
   const shown = kinds.map(
-    ({ name, layers, requestBytes }) => `${showBytes(requestBytes)} ${name} (${counted(layers, "layer")})`,
+    ({ name, layers, requestBytes }) =>
+      `${showBytes(requestBytes)} ${name} (${counted(layers, "layer")})`,
   );
   return [`  on a decode rank: ${shown.join(", ")}`];
 }
@@ -137,7 +157,9 @@ function stageLines({ stages }: PlanReport): string[] {
     `${stage}`,
     `${regions.length}`,
     showCaches(regions),
-    read.map((rank) => showPrefillRank({ prefillRank: rank, prefillStage: stage }, stages.length)).join(", "),
+    read
+      .map((rank) => showPrefillRank({ prefillRank: rank, prefillStage: stage }, stages.length))
+      .join(", "),
     readers.map((rank) => `D${rank}`).join(", "),
   ]);
   return [...table(["stage", "regions", "of", "read from", "by"], rows), ""];

@@ -33,10 +33,15 @@ import {
 import { sampleRequest } from "./sample-request.js";
 import { suggestChanges } from "./suggestions.js";
 
-/** A sample request with more descriptors is planned, and smaller samples are proven in its place. */
+/**
+ * A sample request with more descriptors is planned, and smaller samples are proven in its place.
+ */
 const MAX_PROVEN_DESCRIPTORS = 250_000;
 
-/** Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors: `KV_INTERNAL`. */
+/**
+ * Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors:
+ * `KV_INTERNAL`.
+ */
 export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
   try {
     return planned(pair, options);
@@ -100,7 +105,9 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     notifications: pair.prefill.map((rank) => {
       const { tpRank, ppRank } = { ...rank, ...placeOf(rank) };
       const from = plans.flatMap((plan, index) =>
-        notified(requests[index] as RequestPlan).some((one) => one.tpRank === tpRank && one.ppRank === ppRank)
+        notified(requests[index] as RequestPlan).some(
+          (one) => one.tpRank === tpRank && one.ppRank === ppRank,
+        )
           ? [plan]
           : [],
       );
@@ -165,12 +172,17 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
         merged: list === undefined ? read.descriptorCount : mergedDescriptorCount(read, list),
       };
     }),
-    notifyOnly: request.notify.map(({ tpRank, ppRank }) => ({ prefillRank: tpRank, prefillStage: ppRank })),
+    notifyOnly: request.notify.map(({ tpRank, ppRank }) => ({
+      prefillRank: tpRank,
+      prefillStage: ppRank,
+    })),
     lengthBytes: request.lengthBytes,
     permutedBlocks: passes.reduce((sum, group) => sum + group.permuteBlockIds.length, 0),
     zeroedBlocks: passes.reduce(
       (sum, { zeroBlockIds, leadingBlock, partialBlock }) =>
-        sum + zeroBlockIds.length + [leadingBlock, partialBlock].filter((one) => one !== undefined).length,
+        sum +
+        zeroBlockIds.length +
+        [leadingBlock, partialBlock].filter((one) => one !== undefined).length,
       0,
     ),
     planHash: hashPlan(plan),
@@ -189,7 +201,10 @@ function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
   return [begin, begin + size];
 }
 
-function engineReport(ranks: readonly RankGeometry[], caches: ModelCaches | undefined): EngineReport {
+function engineReport(
+  ranks: readonly RankGeometry[],
+  caches: ModelCaches | undefined,
+): EngineReport {
   const [rank] = ranks;
   if (rank === undefined) throw new KvError("KV_PLAN_INVALID", "an engine has at least one rank");
   return {
@@ -202,7 +217,9 @@ function engineReport(ranks: readonly RankGeometry[], caches: ModelCaches | unde
     layout: rank.layout,
     attentionBackend: rank.attentionBackend,
     regions: byStage(ranks).reduce((sum, [first]) => sum + (first?.regions.length ?? 0), 0),
-    numBlocks: Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks))),
+    numBlocks: Math.min(
+      ...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)),
+    ),
     bytesPerRank: Math.max(
       ...ranks.map(({ regions }) =>
         regions.reduce((sum, region) => sum + region.numBlocks * region.blockStrideBytes, 0),

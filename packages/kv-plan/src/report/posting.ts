@@ -7,25 +7,40 @@ import type { DescriptorCount, PostingReport } from "./report.js";
 import { type PoolState, sampleRequest } from "./sample-request.js";
 import { both, type Change, withFacts } from "./suggestions.js";
 
-/** What it takes to post one descriptor, as measured. Other links have other costs: cuda_ipc takes more (vllm-project/vllm#55434). */
+/**
+ * What it takes to post one descriptor, as measured. Other links have other costs: cuda_ipc takes
+ * more (vllm-project/vllm#55434).
+ */
 export const POSTING_COSTS = [
   {
     transport: "UCX",
     microsecondsEach: 1.4,
     source: "one READ of scattered descriptors in docs/bench/growth.md",
   },
-  { transport: "LIBFABRIC", microsecondsEach: 2.4, source: "46 ms for 18,880, ai-dynamo/nixl#1514" },
+  {
+    transport: "LIBFABRIC",
+    microsecondsEach: 2.4,
+    source: "46 ms for 18,880, ai-dynamo/nixl#1514",
+  },
 ] as const;
 
 /** A change is named when it saves at least this share of the descriptors. */
 const LEAST_SAVING = 0.25;
 
-/** The posting of a sample request at decode rank 0, for programs that have a pair and want no proof. Errors: those of `plansOf`, `KV_BLOCKS_OUT_OF_RANGE`. */
+/**
+ * The posting of a sample request at decode rank 0, for programs that have a pair and want no
+ * proof. Errors: those of `plansOf`, `KV_BLOCKS_OUT_OF_RANGE`.
+ */
 export function postingOf(pair: Pair, numTokens: number): PostingReport {
   const first = { ...pair, decode: pair.decode.slice(0, 1) };
   const options: AnalyseOptions = {
-    ...{ numTokens, computedBlocks: 0, pool: "consecutive", bandwidthGBps: 1 },
-    ...{ conversions: [], masksUncovered: false, form: undefined },
+    numTokens,
+    computedBlocks: 0,
+    pool: "consecutive",
+    bandwidthGBps: 1,
+    conversions: [],
+    masksUncovered: false,
+    form: undefined,
   };
   const plans = plansOf(first, options);
   const blocks = sampleRequest(first, options);
@@ -39,7 +54,10 @@ export function postingOf(pair: Pair, numTokens: number): PostingReport {
   );
 }
 
-/** The descriptors of the decode rank that has most, and changes with fewer. `plans`, `counts`: of all decode ranks, at least one. */
+/**
+ * The descriptors of the decode rank that has most, and changes with fewer. `plans`, `counts`: of
+ * all decode ranks, at least one.
+ */
 export function postingReport(
   pair: Pair,
   options: AnalyseOptions,
@@ -49,14 +67,16 @@ export function postingReport(
   const most = Math.max(...counts.map(({ descriptors }) => descriptors));
   const index = counts.findIndex(({ descriptors }) => descriptors === most);
   const [count, plan] = [counts[index], plans[index]];
-  if (count === undefined || plan === undefined) throw new KvError("KV_INTERNAL", "a pair has a decode rank");
+  if (count === undefined || plan === undefined)
+    throw new KvError("KV_INTERNAL", "a pair has a decode rank");
   const other: PoolState = options.pool === "consecutive" ? "fragmented" : "consecutive";
   const blocks = sampleRequest(pair, { ...options, pool: other });
-  const inOther = blocks === undefined ? null : countDescriptors(plan, planRequest(plan, blocks)).merged;
+  const inOther =
+    blocks === undefined ? null : countDescriptors(plan, planRequest(plan, blocks)).merged;
   return {
     ...count,
     decodeRank: plan.local.tpRank,
-    mergedByPool: { ...{ consecutive: count.merged, fragmented: count.merged }, [other]: inOther },
+    mergedByPool: { consecutive: count.merged, fragmented: count.merged, [other]: inOther },
     estimates: POSTING_COSTS.map((cost) => ({
       ...cost,
       mergedMs: (count.merged * cost.microsecondsEach) / 1000,
@@ -85,7 +105,9 @@ function fewerWith(
   now: DescriptorCount,
 ): PostingReport["fewer"] {
   const isFewer = (found: DescriptorCount) =>
-    found.descriptors <= now.descriptors && found.merged <= now.merged && saving(found, now) >= LEAST_SAVING;
+    found.descriptors <= now.descriptors &&
+    found.merged <= now.merged &&
+    saving(found, now) >= LEAST_SAVING;
   const found = changesOf(pair).flatMap(({ what, apply }) => {
     const counted = countOf(apply, pair, options, rank);
     return counted === undefined || !isFewer(counted) ? [] : [{ change: what, ...counted }];
@@ -117,12 +139,16 @@ function countOf(
   }
 }
 
-/** Layouts and block sizes of both engines that may need fewer descriptors. Each costs a plan, so that those are left out that cannot help. */
+/**
+ * Layouts and block sizes of both engines that may need fewer descriptors. Each costs a plan, so
+ * that those are left out that cannot help.
+ */
 function changesOf(pair: Pair): readonly Change[] {
   const [p, d] = [pair.prefill[0], pair.decode[0]];
   if (p === undefined || d === undefined) return [];
   const { changed } = pair;
-  // Rows hold all layers of latents. Heads are only cut where the engines differ in their ranks, blocks or layouts.
+  // Rows hold all layers of latents. Heads are only cut where the engines differ in their ranks,
+  // blocks or layouts.
   const layouts: readonly KvCacheLayout[] =
     pair.numKvHeads === 1
       ? ["BLHNC"]
@@ -145,7 +171,10 @@ function changesOf(pair: Pair): readonly Change[] {
   const logical = (rank: typeof p) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
   const tokens = largerBlock(logical(p), logical(d));
   return [
-    ...others.map((layout) => ({ what: `--layout ${layout}`, apply: () => changed({ layout: [layout] }) })),
+    ...others.map((layout) => ({
+      what: `--layout ${layout}`,
+      apply: () => changed({ layout: [layout] }),
+    })),
     { what: `--block-size ${tokens}`, apply: () => changed({ blockSize: [tokens] }) },
   ];
 }

@@ -1,5 +1,11 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, ModelGeometry, RankGeometry, RequestBlocks, RequestPlan } from "@kv/plan";
+import type {
+  EngineTransferPlan,
+  ModelGeometry,
+  RankGeometry,
+  RequestBlocks,
+  RequestPlan,
+} from "@kv/plan";
 import { descriptorLookup, type MemoryPlace, neededTokens, passByBlock } from "@kv/plan/prove";
 import { checkedSide, vllmLimitOf } from "@kv/plan/vllm";
 import type { Pair } from "../input/pair.js";
@@ -9,7 +15,10 @@ import { bucketsBy } from "../model/kv-cache-groups.js";
 import type { ModelCaches } from "../model/model-caches.js";
 import type { BlockReport, CacheReport, KindReport, RankReport, StageReport } from "./report.js";
 
-/** The prefill rank of a plan's source or read. Errors: `KV_INTERNAL` for a rank that is not in the pair. */
+/**
+ * The prefill rank of a plan's source or read. Errors: `KV_INTERNAL` for a rank that is not in the
+ * pair.
+ */
 export function prefillRank(
   pair: Pick<Pair, "prefill">,
   { remoteRank, remotePpRank }: { readonly remoteRank: number; readonly remotePpRank: number },
@@ -51,14 +60,19 @@ export function stageReports(
     const ascending = (numbers: readonly number[]) => [...new Set(numbers)].sort((a, b) => a - b);
     return {
       stage,
-      regions: ascending([...(regionsOf.get(stage) ?? [])]).flatMap((region) => names[region] ?? []),
+      regions: ascending([...(regionsOf.get(stage) ?? [])]).flatMap(
+        (region) => names[region] ?? [],
+      ),
       read: ascending(reads.map(({ from }) => from)),
       readers: ascending(reads.map(({ by }) => by)),
     };
   });
 }
 
-/** Why vLLM's decode worker (0.33) refuses a pair that has a plan, by the table of vLLM's checks; its handshake counts the regions of each rank. */
+/**
+ * Why vLLM's decode worker (0.33) refuses a pair that has a plan, by the table of vLLM's checks;
+ * its handshake counts the regions of each rank.
+ */
 export function refusedByVllm(pair: Pair): readonly string[] {
   const stages = byStage(pair.prefill).length;
   if (stages > 1)
@@ -69,7 +83,9 @@ export function refusedByVllm(pair: Pair): readonly string[] {
   if (prefill === undefined || decode === undefined) return [];
   const limit = vllmLimitOf(
     {
-      ...{ local: checkedSide(decode), remote: checkedSide(prefill), model: pair },
+      local: checkedSide(decode),
+      remote: checkedSide(prefill),
+      model: pair,
       hasStates: decode.stateSpace !== undefined,
       mode: "pull",
       checking: "decode",
@@ -91,7 +107,10 @@ export function cacheReports({ groups }: ModelCaches): readonly CacheReport[] {
 function cacheReport(group: number, layers: number, spec: CacheSpec): CacheReport {
   const isState = spec.class === "MambaSpec";
   return {
-    ...{ group, layers, class: spec.class, blockTokens: spec.blockSize },
+    group,
+    layers,
+    class: spec.class,
+    blockTokens: spec.blockSize,
     pageBytes: pageBytes(spec),
     usedBytes: unpaddedPageBytes(spec),
     numKvHeads: isState ? null : spec.numKvHeads,
@@ -103,8 +122,14 @@ function cacheReport(group: number, layers: number, spec: CacheSpec): CacheRepor
   };
 }
 
-/** The kinds of a model's caches on one rank, the largest share of the request first. `blocks`: of the sample request. */
-export function kindReports(caches: readonly CacheReport[], blocks: RequestBlocks): readonly KindReport[] {
+/**
+ * The kinds of a model's caches on one rank, the largest share of the request first. `blocks`: of
+ * the sample request.
+ */
+export function kindReports(
+  caches: readonly CacheReport[],
+  blocks: RequestBlocks,
+): readonly KindReport[] {
   const kinds = new Map<string, KindReport>();
   for (const cache of caches) {
     const name = nameOf(cache);
@@ -168,7 +193,13 @@ export function blockReports(
   for (const { group, region, stage } of shown) {
     // The pieces of a state are in the table of reads; a state has no heads and tokens to show.
     if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
-    const demand = neededTokens(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
+    const demand = neededTokens(
+      group,
+      plan.local,
+      remotes,
+      { ...model, groups: plan.groups },
+      blocks,
+    );
     const pass = passByBlock(request.receivePass?.groups.find((one) => one.group === group));
     leftOut += Math.max(0, demand.local.blocks.length - BLOCKS_SHOWN);
     for (const [position, block] of demand.local.blocks.slice(0, BLOCKS_SHOWN).entries()) {
@@ -208,7 +239,9 @@ function piecesByBlock(
   request: RequestPlan,
   regions: ReadonlySet<number>,
 ): ReadonlyMap<number, ReadonlyMap<number, Piece[]>> {
-  const found = new Map([...regions].map((region) => [region, new Map<number, Piece[]>()] as const));
+  const found = new Map(
+    [...regions].map((region) => [region, new Map<number, Piece[]>()] as const),
+  );
   for (const read of request.reads) {
     const source = plan.sources[read.sourceIndex];
     if (source === undefined) continue;
@@ -239,7 +272,10 @@ function piecesByBlock(
   return found;
 }
 
-function inBlock(rank: RankGeometry, { region, from }: MemoryPlace): { block: number; offset: number } {
+function inBlock(
+  rank: RankGeometry,
+  { region, from }: MemoryPlace,
+): { block: number; offset: number } {
   const strideBytes = rank.regions[region]?.blockStrideBytes ?? 1;
   const block = Math.floor(from / strideBytes);
   return { block, offset: from - block * strideBytes };

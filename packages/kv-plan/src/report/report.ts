@@ -64,7 +64,9 @@ export interface ReadReport extends PrefillRank {
   readonly lengthBytes: number;
   /** Descriptors of the read. */
   readonly descriptors: number;
-  /** Descriptors that remain when neighbours that are adjacent in memory on both sides are merged. */
+  /**
+   * Descriptors that remain when neighbours that are adjacent in memory on both sides are merged.
+   */
   readonly merged: number;
 }
 
@@ -88,7 +90,10 @@ export interface RankReport {
   readonly planHash: string;
 }
 
-/** The sources of the bytes of one block. The first region of a group on a pipeline stage stands for all its regions. */
+/**
+ * The sources of the bytes of one block. The first region of a group on a pipeline stage stands for
+ * all its regions.
+ */
 export interface BlockReport {
   /** Tensor-parallel rank of decode. */
   readonly decodeRank: number;
@@ -106,7 +111,10 @@ export interface BlockReport {
   readonly permuted: boolean;
   /** First token of the block that is zeroed; null where none is. */
   readonly zeroFrom: number | null;
-  /** Pieces in the order of their offsets: `lengthBytes` bytes at `offset` come from byte `remoteOffset` of block `remoteBlock`. */
+  /**
+   * Pieces in the order of their offsets: `lengthBytes` bytes at `offset` come from byte
+   * `remoteOffset` of block `remoteBlock`.
+   */
   readonly pieces: readonly (PrefillRank & {
     readonly offset: number;
     readonly lengthBytes: number;
@@ -115,7 +123,9 @@ export interface BlockReport {
   })[];
 }
 
-/** The layers of one KV cache group that have caches of one shape, on one rank, with vLLM's names. */
+/**
+ * The layers of one KV cache group that have caches of one shape, on one rank, with vLLM's names.
+ */
 export interface CacheReport {
   /** Index of the KV cache group. */
   readonly group: number;
@@ -159,17 +169,29 @@ export interface KindReport {
 export interface DescriptorCount {
   /** One for each piece of a block that is read. */
   readonly descriptors: number;
-  /** What remains when neighbours that are adjacent in memory on both sides are merged, as NIXL does before it posts them. */
+  /**
+   * What remains when neighbours that are adjacent in memory on both sides are merged, as NIXL does
+   * before it posts them.
+   */
   readonly merged: number;
 }
 
-/** What it costs to post the sample request's descriptors, at the decode rank that has most of them. Each rank posts its own. */
+/**
+ * What it costs to post the sample request's descriptors, at the decode rank that has most of them.
+ * Each rank posts its own.
+ */
 export interface PostingReport extends DescriptorCount {
   /** Tensor-parallel rank. */
   readonly decodeRank: number;
-  /** What remains after merging in pools of each state; null where a pool is too small. In a scattered pool nothing merges. */
+  /**
+   * What remains after merging in pools of each state; null where a pool is too small. In a
+   * scattered pool nothing merges.
+   */
   readonly mergedByPool: Readonly<Record<PoolState, number | null>>;
-  /** Milliseconds of the posting thread by measured costs: of the merged descriptors, and of all of them. */
+  /**
+   * Milliseconds of the posting thread by measured costs: of the merged descriptors, and of all of
+   * them.
+   */
   readonly estimates: readonly {
     readonly transport: string;
     readonly source: string;
@@ -189,7 +211,10 @@ export interface PlanReport {
   readonly outcome: "planned";
   /** Title of the pair. */
   readonly title: string;
-  /** The source of the geometry, such as vLLM's rules for an architecture; null where the pair does not say it. */
+  /**
+   * The source of the geometry, such as vLLM's rules for an architecture; null where the pair does
+   * not say it.
+   */
   readonly plannedFrom: string | null;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
@@ -231,7 +256,10 @@ export interface PlanReport {
   readonly stages: readonly StageReport[];
   /** The decode ranks. */
   readonly ranks: readonly RankReport[];
-  /** Per prefill rank: the number of notifications that it awaits, and the decode ranks that send them. */
+  /**
+   * Per prefill rank: the number of notifications that it awaits, and the decode ranks that send
+   * them.
+   */
   readonly notifications: readonly (PrefillRank & {
     /** KV heads of the rank: the first, and one past the last. */
     readonly heads: readonly [number, number];
@@ -282,7 +310,14 @@ export function refusalReport(
   { wouldWork, assumed }: Pick<RefusalReport, "wouldWork" | "assumed">,
 ): RefusalReport {
   return {
-    ...{ version: REPORT_VERSION, outcome: "refused", title, code },
-    ...{ reason: message, hint: hint ?? null, details, wouldWork, assumed },
+    version: REPORT_VERSION,
+    outcome: "refused",
+    title,
+    code,
+    reason: message,
+    hint: hint ?? null,
+    details,
+    wouldWork,
+    assumed,
   };
 }

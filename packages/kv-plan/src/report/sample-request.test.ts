@@ -7,8 +7,13 @@ test("a prefix hit supplies the same tokens of each group, in blocks of the grou
   const regions = rank.regions.map((region) => ({ ...region, numBlocks: 100 }));
   const engine = [{ ...rank, regions }];
   const pair = {
-    ...{ title: "", numKvHeads: 4, assumed: [], windowTokens: [undefined, undefined, 32] },
-    ...{ groups: ["full", "full", "swa"], prefill: engine, decode: engine },
+    title: "",
+    numKvHeads: 4,
+    assumed: [],
+    windowTokens: [undefined, undefined, 32],
+    groups: ["full", "full", "swa"],
+    prefill: engine,
+    decode: engine,
   };
   const request = sampleRequest(pair, { numTokens: 150, computedBlocks: 5, pool: "consecutive" });
   expect(request?.localComputedBlocks).toEqual([5, 1, 0]);

@@ -1,14 +1,20 @@
 import type { RankGeometry, RequestBlocks } from "@kv/plan";
 import type { Pair } from "../input/pair.js";
 
-/** Block tables of the sample request: one stretch of ids, or stretches of four with gaps between them, as in a used pool. */
+/**
+ * Block tables of the sample request: one stretch of ids, or stretches of four with gaps between
+ * them, as in a used pool.
+ */
 export type PoolState = "consecutive" | "fragmented";
 
 /** Settings of the sample request. */
 export interface RequestSettings {
   /** Length of the request. */
   readonly numTokens: number;
-  /** Logical decode blocks that a prefix hit supplies; of a group with blocks of another size, as many as hold the same tokens. */
+  /**
+   * Logical decode blocks that a prefix hit supplies; of a group with blocks of another size, as
+   * many as hold the same tokens.
+   */
   readonly computedBlocks: number;
   /** State of the pools. */
   readonly pool: PoolState;
@@ -17,7 +23,10 @@ export interface RequestSettings {
 /** Blocks in a stretch of a fragmented pool. */
 const STRETCH = 4;
 
-/** A sample request whose blocks fit into the pools of both engines; undefined where a pool is too small. */
+/**
+ * A sample request whose blocks fit into the pools of both engines; undefined where a pool is too
+ * small.
+ */
 export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
   const remoteBlockIds = tables(pair, pair.prefill, settings);
   const localTables = tables(pair, pair.decode, settings);
@@ -53,7 +62,9 @@ function tables(
   const [rank] = ranks;
   if (rank === undefined) return undefined;
   // All pipeline stages share one block table.
-  const fewest = Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)));
+  const fewest = Math.min(
+    ...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)),
+  );
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
   let [next, last] = [1, 0];
   const taken = pair.groups.map((kind, group) => {

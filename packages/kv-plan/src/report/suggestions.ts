@@ -11,8 +11,8 @@ export interface Change {
 const TP_SIZES = [1, 2, 4, 8, 16];
 
 /**
- * The single changes with which a refused pair has a plan. Where there is none: the TP sizes with which the pair has a plan when both engines use them. `plan`
- * throws when it refuses a pair.
+ * The single changes with which a refused pair has a plan. Where there is none: the TP sizes with
+ * which the pair has a plan when both engines use them. `plan` throws when it refuses a pair.
  */
 export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
   const single = tried(changesOf(pair), pair, plan);
@@ -35,14 +35,22 @@ export function suggestSizes(
   const others = (size: number, other: number) =>
     [...new Set([other, ...TP_SIZES])].filter((each) => each !== size);
   const single = [
-    ...others(decode, prefill).flatMap((size) => (works([prefill, size]) ? [`decode with TP ${size}`] : [])),
-    ...others(prefill, decode).flatMap((size) => (works([size, decode]) ? [`prefill with TP ${size}`] : [])),
+    ...others(decode, prefill).flatMap((size) =>
+      works([prefill, size]) ? [`decode with TP ${size}`] : [],
+    ),
+    ...others(prefill, decode).flatMap((size) =>
+      works([size, decode]) ? [`prefill with TP ${size}`] : [],
+    ),
   ];
   if (single.length > 0) return single;
   return TP_SIZES.flatMap((size) => (works([size, size]) ? [`TP ${size} on both sides`] : []));
 }
 
-function tried(changes: readonly Change[], pair: Pair, plan: (pair: Pair) => void): readonly string[] {
+function tried(
+  changes: readonly Change[],
+  pair: Pair,
+  plan: (pair: Pair) => void,
+): readonly string[] {
   return changes.flatMap(({ what, apply }) => {
     try {
       const changed = apply(pair);
@@ -61,8 +69,12 @@ function changesOf({ prefill, decode }: Pair): readonly Change[] {
   const changes: Change[] = [];
   if (p.kernelBlockSize !== d.kernelBlockSize) {
     changes.push(
-      both(`decode with the block size of prefill, ${p.kernelBlockSize}`, { decode: p.kernelBlockSize }),
-      both(`prefill with the block size of decode, ${d.kernelBlockSize}`, { prefill: d.kernelBlockSize }),
+      both(`decode with the block size of prefill, ${p.kernelBlockSize}`, {
+        decode: p.kernelBlockSize,
+      }),
+      both(`prefill with the block size of decode, ${d.kernelBlockSize}`, {
+        prefill: d.kernelBlockSize,
+      }),
     );
   }
   if (p.layout !== d.layout || p.layout !== "LBHNC") {
@@ -79,13 +91,22 @@ function changesOf({ prefill, decode }: Pair): readonly Change[] {
     });
   }
   if (placeOf(d).ppSize > 1) {
-    changes.push({ what: "decode with one pipeline stage", apply: (pair) => withoutStages(pair, "decode") });
+    changes.push({
+      what: "decode with one pipeline stage",
+      apply: (pair) => withoutStages(pair, "decode"),
+    });
   }
   for (const tpSize of new Set([p.tpSize, ...TP_SIZES].filter((size) => size !== d.tpSize))) {
-    changes.push({ what: `decode with TP ${tpSize}`, apply: (pair) => withTp(pair, "decode", tpSize) });
+    changes.push({
+      what: `decode with TP ${tpSize}`,
+      apply: (pair) => withTp(pair, "decode", tpSize),
+    });
   }
   for (const tpSize of new Set([d.tpSize, ...TP_SIZES].filter((size) => size !== p.tpSize))) {
-    changes.push({ what: `prefill with TP ${tpSize}`, apply: (pair) => withTp(pair, "prefill", tpSize) });
+    changes.push({
+      what: `prefill with TP ${tpSize}`,
+      apply: (pair) => withTp(pair, "prefill", tpSize),
+    });
   }
   return changes;
 }
@@ -101,7 +122,10 @@ function sizesOfBoth(): readonly Change[] {
 }
 
 /** The same caches in kernel blocks of other sizes. */
-export function both(what: string, sizes: { readonly prefill?: number; readonly decode?: number }): Change {
+export function both(
+  what: string,
+  sizes: { readonly prefill?: number; readonly decode?: number },
+): Change {
   const resized = (ranks: readonly RankGeometry[], size: number | undefined) =>
     size === undefined ? ranks : ranks.map((rank) => withBlockSize(rank, size));
   return {
@@ -144,16 +168,22 @@ function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | 
   const [rank] = pair[side];
   if (rank === undefined) return undefined;
   if (pair.changed !== undefined) {
-    const tp = { prefill: pair.prefill[0]?.tpSize ?? 1, decode: pair.decode[0]?.tpSize ?? 1, [side]: tpSize };
+    const tp = {
+      prefill: pair.prefill[0]?.tpSize ?? 1,
+      decode: pair.decode[0]?.tpSize ?? 1,
+      [side]: tpSize,
+    };
     return pair.changed({ tp: [tp.prefill, tp.decode] });
   }
-  // Groups with shapes of their own, and states, have another layout for each TP size. Only that of the other engine is known.
+  // Groups with shapes of their own, and states, have another layout for each TP size. Only that of
+  // the other engine is known.
   if (isShapedByTp(rank)) {
     const from = side === "prefill" ? "decode" : "prefill";
     const other = (withoutStages(pair, from) ?? pair)[from];
     return tpSize === other.length ? { ...pair, [side]: inStagesOf(stages, other) } : undefined;
   }
-  const heads = (size: number) => (pair.groups.includes("mla") ? 1 : Math.max(1, pair.numKvHeads / size));
+  const heads = (size: number) =>
+    pair.groups.includes("mla") ? 1 : Math.max(1, pair.numKvHeads / size);
   const factor = heads(tpSize) / heads(rank.tpSize);
   const resized = stages.flatMap(([first]) => {
     if (first === undefined) return [];
@@ -170,7 +200,9 @@ function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | 
       deviceId: tpRank,
     }));
   });
-  const lengths = resized.flatMap(({ regions }) => regions.map(({ blockLengthBytes }) => blockLengthBytes));
+  const lengths = resized.flatMap(({ regions }) =>
+    regions.map(({ blockLengthBytes }) => blockLengthBytes),
+  );
   return lengths.every(Number.isInteger) ? { ...pair, [side]: resized } : undefined;
 }
 

@@ -1,14 +1,19 @@
 import { KvError, type Memory } from "@kv/interface";
 
 /**
- * A device whose memory neither the CPU nor a network adapter can address, so that it must be copied. Its memory is a `Memory` of type `VRAM`:
- * `gather` reads runs into a host buffer, `scatter` writes a host buffer into runs, and `bytes` throws `KV_MEMORY_INVALID`. An engine with its own
- * tensors implements this interface. The devices of this package also have `Symbol.asyncDispose`.
+ * A device whose memory neither the CPU nor a network adapter can address, so that it must be
+ * copied. Its memory is a `Memory` of type `VRAM`: `gather` reads runs into a host buffer,
+ * `scatter` writes a host buffer into runs, and `bytes` throws `KV_MEMORY_INVALID`. An engine with
+ * its own tensors implements this interface. The devices of this package also have
+ * `Symbol.asyncDispose`.
  */
 export interface NeuronDevice {
   /** Name of the implementation for logs and reports: "simulated", "cpu", "libnrt". */
   readonly maker: string;
-  /** Allocates zeroed memory on the device. The device frees it at `close` at the latest. Errors: `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime. */
+  /**
+   * Allocates zeroed memory on the device. The device frees it at `close` at the latest. Errors:
+   * `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
+   */
   allocate(lengthBytes: number): Memory;
   /** Totals of the copies so far. */
   readonly counts: DeviceCounts;
@@ -26,10 +31,16 @@ export interface DeviceCounts {
   readonly bytesWritten: number;
 }
 
-/** Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length. Errors: `KV_MEMORY_INVALID`, with the row. */
+/**
+ * Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length. Errors:
+ * `KV_MEMORY_INVALID`, with the row.
+ */
 export function checkRuns(runs: Float64Array, lengthBytes: number): number {
   if (runs.length % 2 !== 0) {
-    throw new KvError("KV_MEMORY_INVALID", `runs are rows of two numbers; these are ${runs.length} numbers`);
+    throw new KvError(
+      "KV_MEMORY_INVALID",
+      `runs are rows of two numbers; these are ${runs.length} numbers`,
+    );
   }
   let total = 0;
   for (let at = 0; at < runs.length; at += 2) {

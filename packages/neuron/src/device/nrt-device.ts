@@ -4,16 +4,21 @@ import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./dev
 
 /** Options of `nrtDevice`. */
 export interface NrtDeviceOptions {
-  /** Path of `libnrt.so`, or its name for the loader. @default `KV_NRT_LIBRARY`, else `libnrt.so.1`, else the path of AWS's packages */
+  /**
+   * Path of `libnrt.so`, or its name for the loader. @default `KV_NRT_LIBRARY`, else `libnrt.so.1`,
+   * else the path of AWS's packages
+   */
   readonly libraryPath?: string | undefined;
   /** Logical Neuron core on which tensors are allocated. @default 0 */
   readonly logicalCore?: number | undefined;
 }
 
 /**
- * Opens the Neuron runtime and allocates device memory by its tensor calls, as AWS documents them for libnrt 2: `nrt_tensor_allocate`,
- * `nrt_tensor_read`, `nrt_tensor_write`, and their batch forms where the library has them. Copies run on libuv's thread pool. Untested on hardware:
- * it has run against a stand-in for libnrt only. Errors: `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the runtime's status.
+ * Opens the Neuron runtime and allocates device memory by its tensor calls, as AWS documents them
+ * for libnrt 2: `nrt_tensor_allocate`, `nrt_tensor_read`, `nrt_tensor_write`, and their batch forms
+ * where the library has them. Copies run on libuv's thread pool. Untested on hardware: it has run
+ * against a stand-in for libnrt only. Errors: `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the
+ * runtime's status.
  */
 export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncDisposable {
   const { libraryPath, logicalCore = 0 } = options;
@@ -40,7 +45,10 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
       copying.add(done);
       await done.finally(() => copying.delete(done));
     } catch (error) {
-      throw failed(write ? "writing to the Neuron device" : "reading from the Neuron device", error);
+      throw failed(
+        write ? "writing to the Neuron device" : "reading from the Neuron device",
+        error,
+      );
     }
     if (write) counts.bytesWritten += buffer.byteLength;
     else counts.bytesRead += buffer.byteLength;

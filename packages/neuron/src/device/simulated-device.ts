@@ -14,10 +14,12 @@ export interface SimulatedDeviceOptions {
 }
 
 /**
- * Creates a simulated device. Its memory is reached by copies only, which take time on a bus with one queue for each direction. It stores the bytes
- * that are written to it and counts copies.
+ * Creates a simulated device. Its memory is reached by copies only, which take time on a bus with
+ * one queue for each direction. It stores the bytes that are written to it and counts copies.
  */
-export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDevice & AsyncDisposable {
+export function simulatedDevice(
+  options: SimulatedDeviceOptions = {},
+): NeuronDevice & AsyncDisposable {
   const { bytesPerMs = Number.POSITIVE_INFINITY, latencyMs = 0, beforeCopy } = options;
   const clock = options.clock ?? systemClock();
   const memories = new Set<Memory>();
@@ -25,7 +27,10 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
   const busyUntilMs = { read: 0, write: 0 };
   let nextAddress = 2 ** 40;
 
-  /** Resolves when the bus has moved this many bytes and those of all earlier copies in this direction. */
+  /**
+   * Resolves when the bus has moved this many bytes and those of all earlier copies in this
+   * direction.
+   */
   async function bus(direction: "read" | "write", lengthBytes: number): Promise<void> {
     counts.copies += 1;
     beforeCopy?.(direction, lengthBytes);
@@ -33,7 +38,9 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
     const endMs = Math.max(nowMs, busyUntilMs[direction]) + latencyMs + lengthBytes / bytesPerMs;
     busyUntilMs[direction] = endMs;
     if (endMs > nowMs) {
-      await new Promise<void>((resolve) => void clock.setTimer(resolve, endMs - nowMs, { ref: true }));
+      await new Promise<void>(
+        (resolve) => void clock.setTimer(resolve, endMs - nowMs, { ref: true }),
+      );
     }
   }
 
@@ -46,7 +53,10 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
       nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
       const open = (): Uint8Array => {
         if (data !== undefined) return data;
-        throw new KvError("KV_MEMORY_INVALID", `device memory at 0x${address.toString(16)} is closed`);
+        throw new KvError(
+          "KV_MEMORY_INVALID",
+          `device memory at 0x${address.toString(16)} is closed`,
+        );
       };
       const memory: Memory = {
         address,
@@ -105,7 +115,10 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
   return device;
 }
 
-/** Creates a device whose memory is host memory, under the same rules. Its copies take no simulated time. */
+/**
+ * Creates a device whose memory is host memory, under the same rules. Its copies take no simulated
+ * time.
+ */
 export function cpuDevice(): NeuronDevice & AsyncDisposable {
   return { ...simulatedDevice(), maker: "cpu" };
 }

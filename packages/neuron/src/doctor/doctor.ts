@@ -8,13 +8,19 @@ import type { Check, DoctorReport } from "./report.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions extends Partial<DoctorSurroundings> {
-  /** Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile. @default true */
+  /**
+   * Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile.
+   * @default true
+   */
   readonly tryRuntime?: boolean | undefined;
   /** Limit for one step of a probe, such as `nrt_init`. @default 60_000 */
   readonly timeoutMs?: number | undefined;
 }
 
-/** Limit for the start of a probe's process, before it loads the library. A busy machine makes it slow. */
+/**
+ * Limit for the start of a probe's process, before it loads the library. A busy machine makes it
+ * slow.
+ */
 const START_TIMEOUT_MS = 300_000;
 
 const UNTESTED: Check = {
@@ -27,8 +33,8 @@ const UNTESTED: Check = {
 };
 
 /**
- * Diagnoses a Neuron instance: devices, driver, libnrt, runtime and EFA. Steps that may crash or hang run in a process of their own. A problem is a
- * line of the report, not an error.
+ * Diagnoses a Neuron instance: devices, driver, libnrt, runtime and EFA. Steps that may crash or
+ * hang run in a process of their own. A problem is a line of the report, not an error.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { env = process.env, root = "", tryRuntime = true, timeoutMs = 60_000 } = options;

@@ -24,7 +24,11 @@ export function libraryChecks(outcome: ChildOutcome<DescribedLibrary>): Check[] 
       details: { symbols },
       ...(missing.length === 0
         ? { status: "ok", found: `${present} of ${names.length} required functions` }
-        : { status: "fail", found: `${path} lacks ${missing.join(", ")}: it is not libnrt 2`, fix: RUNTIME }),
+        : {
+            status: "fail",
+            found: `${path} lacks ${missing.join(", ")}: it is not libnrt 2`,
+            fix: RUNTIME,
+          }),
     },
     {
       id: "library.batch",
@@ -41,7 +45,10 @@ export function libraryChecks(outcome: ChildOutcome<DescribedLibrary>): Check[] 
   ];
 }
 
-/** Reports the initialisation of the runtime and a copy to the device and back. `outcome` is undefined when it was not tried. */
+/**
+ * Reports the initialisation of the runtime and a copy to the device and back. `outcome` is
+ * undefined when it was not tried.
+ */
 export function runtimeCheck(outcome: ChildOutcome<TriedRuntime> | undefined): Check {
   const check = { id: "runtime.init", area: "runtime", title: "nrt_init and a copy" } as const;
   if (outcome === undefined)

@@ -22,11 +22,17 @@ export function machineChecks(around: DoctorSurroundings): Check[] {
       area: "machine",
       title: "Neuron devices",
       ...(devices.length > 0
-        ? { status: "ok", found: devices.map((name) => `/dev/${name}`).join(", "), details: { devices } }
+        ? {
+            status: "ok",
+            found: devices.map((name) => `/dev/${name}`).join(", "),
+            details: { devices },
+          }
         : {
             status: "fail",
             found: "no /dev/neuron0",
-            fix: driver ? "reboot, or see: dmesg | grep -i neuron" : `on a trn or inf instance: ${DKMS}`,
+            fix: driver
+              ? "reboot, or see: dmesg | grep -i neuron"
+              : `on a trn or inf instance: ${DKMS}`,
           }),
     },
     {
@@ -43,7 +49,9 @@ export function machineChecks(around: DoctorSurroundings): Check[] {
 
 /** Reports the cores that the runtime takes: all, unless an environment variable limits them. */
 function coresCheck({ env }: DoctorSurroundings): Check {
-  const set = ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"].filter((name) => env[name] !== undefined);
+  const set = ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"].filter(
+    (name) => env[name] !== undefined,
+  );
   return {
     id: "machine.cores",
     area: "machine",

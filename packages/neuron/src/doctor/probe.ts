@@ -1,7 +1,8 @@
 import { runTask, sendToOwner } from "@kv/program";
 import { type DescribedLibrary, loadNrtAddon, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
 
-// This file is the entry point of a process of its own: a damaged library or a faulty runtime may crash or hang it.
+// This file is the entry point of a process of its own: a damaged library or a faulty runtime may
+// crash or hang it.
 
 const TENSOR_BYTES = 4096;
 

@@ -5,7 +5,10 @@ const schemas = doctorSchemas(
   ["machine", "library", "runtime", "network"],
   "machine.devices or library.symbols",
 );
-/** One finding of the doctor: a stable `id`, its `area`, a `title`, a `status`, what was `found`, and perhaps a `fix` and `details`. */
+/**
+ * One finding of the doctor: a stable `id`, its `area`, a `title`, a `status`, what was `found`,
+ * and perhaps a `fix` and `details`.
+ */
 export type Check = z.infer<typeof schemas.check>;
 
 /** The zod schema of what `kv-neuron doctor --json` prints. */
@@ -13,7 +16,10 @@ export const doctorReportSchema = schemas.report;
 /** What `doctor` returns: `checks`, their `counts` by status, and the worst as the `verdict`. */
 export type DoctorReport = z.infer<typeof doctorReportSchema>;
 
-/** The report as text: one line for each check, with its fix below, and the verdict as the last line. */
+/**
+ * The report as text: one line for each check, with its fix below, and the verdict as the last
+ * line.
+ */
 export function doctorText(report: DoctorReport): string {
   const { checks, counts } = report;
   return checksText(report, {

@@ -44,8 +44,10 @@ describe("groups of 16 and 64 tokens per block (vllm-gaudi#1373)", () => {
     expect(
       staging.wireCaches.regions.map(({ blockLengthBytes }) => blockLengthBytes / (4 * ROW_BYTES)),
     ).toEqual([16, 64]);
-    const block = ({ offsetBytes, blockStrideBytes, blockLengthBytes }: KvCacheRegion, id: number) =>
-      Float64Array.of(offsetBytes + id * blockStrideBytes, blockLengthBytes);
+    const block = (
+      { offsetBytes, blockStrideBytes, blockLengthBytes }: KvCacheRegion,
+      id: number,
+    ) => Float64Array.of(offsetBytes + id * blockStrideBytes, blockLengthBytes);
     const written: Uint8Array[] = [];
     for (const [index, region] of caches.regions.entries()) {
       const bytes = Uint8Array.from(
@@ -72,7 +74,9 @@ describe("groups of 16 and 64 tokens per block (vllm-gaudi#1373)", () => {
     ["a region that groups share", { groupIds: [0, 1] }, "name the groups 0"],
   ])("refuses %s", (_, change, named) => {
     const caches = open();
-    const regions = caches.regions.map((region, index) => (index < 2 ? { ...region, ...change } : region));
+    const regions = caches.regions.map((region, index) =>
+      index < 2 ? { ...region, ...change } : region,
+    );
     const shared: KvCaches = { ...caches, regions };
     expect(() => deviceLayers(shared)).toThrow(named);
     expect(() => deviceLayers(shared)).toThrow("Neuron stages no region that groups share");

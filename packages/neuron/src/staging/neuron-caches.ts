@@ -20,7 +20,10 @@ const BYTES_OF_TYPE: Readonly<Record<string, number>> = {
   fp8_e5m2: 1,
 };
 
-/** Bytes of the K, or the V, of one head and token. Errors: `KV_PLATFORM_UNSUPPORTED` for an unknown type. */
+/**
+ * Bytes of the K, or the V, of one head and token. Errors: `KV_PLATFORM_UNSUPPORTED` for an unknown
+ * type.
+ */
 export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): number {
   const type = cacheDtype === "auto" ? dtype : cacheDtype;
   const bytes = BYTES_OF_TYPE[type] ?? BYTES_OF_TYPE[`torch.${type}`];
@@ -34,7 +37,9 @@ export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): 
 const PLANES = [".key", ".value"] as const;
 
 /** Dimensions of one layer's cache: K of all blocks, then V of all blocks. */
-export function neuronCacheShape(shape: KvCacheShapeOptions): readonly [2, number, number, number, number] {
+export function neuronCacheShape(
+  shape: KvCacheShapeOptions,
+): readonly [2, number, number, number, number] {
   return [2, shape.numBlocks, shape.numKvHeads, shape.blockSize, shape.headSize];
 }
 
@@ -49,9 +54,11 @@ export interface LayerPlanes {
 }
 
 /**
- * Allocates a rank's cache on a device, in one allocation. Each layer has the shape `[2, numBlocks, heads, blockSize of its group, headSize]`: K of all blocks,
- * then V. The result has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the memory. Errors:
- * `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage, `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
+ * Allocates a rank's cache on a device, in one allocation. Each layer has the shape
+ * `[2, numBlocks, heads, blockSize of its group, headSize]`: K of all blocks, then V. The result
+ * has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the
+ * memory. Errors: `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage,
+ * `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
  */
 export function neuronCaches(options: {
   /** Device that allocates the memory. */
@@ -83,11 +90,16 @@ export function neuronCaches(options: {
     }),
   );
   const memory = device.allocate(length);
-  const regions = planes.map((plane): KvCacheRegion => ({ ...plane, memory, memoryType: memory.memoryType }));
+  const regions = planes.map(
+    (plane): KvCacheRegion => ({ ...plane, memory, memoryType: memory.memoryType }),
+  );
   return { config, regions };
 }
 
-/** Pairs the regions of a device cache up by layer. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not have a K and a V region for each layer. */
+/**
+ * Pairs the regions of a device cache up by layer. Errors: `KV_PLATFORM_UNSUPPORTED` for caches
+ * that do not have a K and a V region for each layer.
+ */
 export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
   requireStageable(config);
   const rowBytes = rowLengthBytes(config);
@@ -101,14 +113,20 @@ export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
       throw new KvError(
         "KV_PLATFORM_UNSUPPORTED",
         `regions ${key?.name} and ${value?.name} are not K and V of one layer`,
-        { hint: "name them <layer>.key and <layer>.value, one after the other; neuronCaches() does" },
+        {
+          hint: "name them <layer>.key and <layer>.value, one after the other; neuronCaches() does",
+        },
       );
     }
     const { blockLengthBytes, numBlocks } = key;
     const groupTokens = tokens[key.groupId];
     const group = config.groups.findIndex(({ layerNames }) => layerNames.includes(name));
     const named = new Set([key.groupId, value.groupId, ...(group < 0 ? [] : [group])]);
-    if (groupTokens === undefined || named.size > 1 || (key.groupIds ?? value.groupIds) !== undefined) {
+    if (
+      groupTokens === undefined ||
+      named.size > 1 ||
+      (key.groupIds ?? value.groupIds) !== undefined
+    ) {
       throw new KvError(
         "KV_PLATFORM_UNSUPPORTED",
         `layer ${name}: its regions and the KV cache's groups name the groups ${[...named].join(", ")}; Neuron stages no region that groups share`,

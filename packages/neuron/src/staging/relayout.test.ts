@@ -2,8 +2,12 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { planeRuns } from "./relayout.js";
 
-/** Maps each byte of the pool to the byte of the device's K and V planes that the runs copy to it. */
-function mapping(runs: readonly { device: Float64Array; wire: Float64Array }[]): Map<number, number> {
+/**
+ * Maps each byte of the pool to the byte of the device's K and V planes that the runs copy to it.
+ */
+function mapping(
+  runs: readonly { device: Float64Array; wire: Float64Array }[],
+): Map<number, number> {
   const expand = (table: Float64Array): number[] => {
     const bytes: number[] = [];
     for (let at = 0; at < table.length; at += 2) {
@@ -39,7 +43,11 @@ test("every byte of the blocks on both sides is copied exactly once, to its plac
         const blockLengthBytes = heads * tokens * rowBytes;
         const strideBytes = blockLengthBytes + padding;
         const planeBytes = 10 * strideBytes;
-        const shared = { blockLengthBytes, rowBytes, wireStrideBytes: 2 * blockLengthBytes + padding };
+        const shared = {
+          blockLengthBytes,
+          rowBytes,
+          wireStrideBytes: 2 * blockLengthBytes + padding,
+        };
         const halves = ([0, 1] as const).map((half) =>
           planeRuns(
             {
@@ -62,7 +70,8 @@ test("every byte of the blocks on both sides is copied exactly once, to its plac
               for (const half of [0, 1]) {
                 const cell = (head * tokens + token) * 2 + half;
                 const at = 64 + (wire[index] ?? 0) * shared.wireStrideBytes + cell * rowBytes;
-                const from = half * planeBytes + id * strideBytes + (head * tokens + token) * rowBytes;
+                const from =
+                  half * planeBytes + id * strideBytes + (head * tokens + token) * rowBytes;
                 for (let i = 0; i < rowBytes; i++) expect(landed.get(at + i)).toBe(from + i);
               }
             }

@@ -1,4 +1,6 @@
-/** Addresses of one plane (K or V) on the device, and of its rows in a packed region of the pool. */
+/**
+ * Addresses of one plane (K or V) on the device, and of its rows in a packed region of the pool.
+ */
 export interface PlaneGeometry {
   /** Offset of block 0 of the plane in device memory. */
   readonly deviceOffsetBytes: number;
@@ -24,8 +26,9 @@ export interface PlaneRuns {
 }
 
 /**
- * Returns the runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device a block of a plane is one run, and adjacent blocks merge. In
- * the pool each row is a run, because K and V of a head and token alternate.
+ * Returns the runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device a block of
+ * a plane is one run, and adjacent blocks merge. In the pool each row is a run, because K and V of
+ * a head and token alternate.
  */
 export function planeRuns(
   geometry: PlaneGeometry,

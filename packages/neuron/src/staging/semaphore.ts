@@ -7,7 +7,9 @@ export class Semaphore {
     this.#free = permits;
   }
 
-  /** Resolves when a permit is free, with the function that releases it. Call that function once. */
+  /**
+   * Resolves when a permit is free, with the function that releases it. Call that function once.
+   */
   async acquire(): Promise<() => void> {
     if (this.#free > 0) this.#free -= 1;
     else await new Promise<void>((resolve) => void this.#waiting.push(resolve));

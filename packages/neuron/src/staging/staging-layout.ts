@@ -2,7 +2,10 @@ import type { KvCacheRegion, StagedCopy, StagedPlane, StagingLayout } from "@kv/
 import type { LayerPlanes } from "./neuron-caches.js";
 import { type PlaneRuns, planeRuns } from "./relayout.js";
 
-/** Derives the byte mapping of the copies from the same runs that the copies use. Planes have the names of the device's regions. */
+/**
+ * Derives the byte mapping of the copies from the same runs that the copies use. Planes have the
+ * names of the device's regions.
+ */
 export function stagingLayout(layers: readonly LayerPlanes[], rowBytes: number): StagingLayout {
   const planes: StagedPlane[] = [];
   const copies: StagedCopy[] = [];
@@ -42,13 +45,20 @@ function evenCopies(plane: number, { device, wire }: PlaneRuns): StagedCopy[] {
       continue;
     }
     const at = last.count - 1;
-    const deviceStrideBytes = piece.deviceOffsetBytes - last.deviceOffsetBytes - at * last.deviceStrideBytes;
-    const wireStrideBytes = piece.wireOffsetBytes - last.wireOffsetBytes - at * last.wireStrideBytes;
+    const deviceStrideBytes =
+      piece.deviceOffsetBytes - last.deviceOffsetBytes - at * last.deviceStrideBytes;
+    const wireStrideBytes =
+      piece.wireOffsetBytes - last.wireOffsetBytes - at * last.wireStrideBytes;
     const even =
       last.count === 1 ||
       (deviceStrideBytes === last.deviceStrideBytes && wireStrideBytes === last.wireStrideBytes);
     if (even)
-      copies[copies.length - 1] = { ...last, deviceStrideBytes, wireStrideBytes, count: last.count + 1 };
+      copies[copies.length - 1] = {
+        ...last,
+        deviceStrideBytes,
+        wireStrideBytes,
+        count: last.count + 1,
+      };
     else copies.push({ plane, ...piece, deviceStrideBytes: 0, wireStrideBytes: 0, count: 1 });
   }
   return copies;
@@ -73,6 +83,7 @@ function* piecesOf(
     };
     [onDevice, intoDevice] =
       lengthBytes === deviceLeft ? [onDevice + 2, 0] : [onDevice, intoDevice + lengthBytes];
-    [onWire, intoWire] = lengthBytes === wireLeft ? [onWire + 2, 0] : [onWire, intoWire + lengthBytes];
+    [onWire, intoWire] =
+      lengthBytes === wireLeft ? [onWire + 2, 0] : [onWire, intoWire + lengthBytes];
   }
 }

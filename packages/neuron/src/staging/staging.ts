@@ -13,20 +13,27 @@ import { Semaphore } from "./semaphore.js";
 import { stagingLayout } from "./staging-layout.js";
 
 const PAGE_BYTES = 4096;
-/** A copy between device and host moves at most this many bytes, or one block of a plane where that is larger. */
+/**
+ * A copy between device and host moves at most this many bytes, or one block of a plane where that
+ * is larger.
+ */
 const PIECE_BYTES = 4 << 20;
 /**
- * Requests that are copied at the same time; later requests wait in the order of arrival. Each keeps two pieces in progress, so that the
- * device's bus and the processor both stay busy.
+ * Requests that are copied at the same time; later requests wait in the order of arrival. Each
+ * keeps two pieces in progress, so that the device's bus and the processor both stay busy.
  */
 const CONCURRENT_REQUESTS = 2;
 
 /**
- * Creates the staging pool: one region per layer in one page-aligned allocation. In the pool, K and V of a head and token are adjacent, as in the
- * caches of vLLM's peers. Besides the pool, at most four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
- * Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate regions.
+ * Creates the staging pool: one region per layer in one page-aligned allocation. In the pool, K and
+ * V of a head and token are adjacent, as in the caches of vLLM's peers. Besides the pool, at most
+ * four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
+ * Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate
+ * regions.
  */
-export async function createNeuronStaging(options: StagingOptions): Promise<Staging & AsyncDisposable> {
+export async function createNeuronStaging(
+  options: StagingOptions,
+): Promise<Staging & AsyncDisposable> {
   const { transport, config, caches, poolBlocks } = options;
   const layers = deviceLayers(caches);
   const rowBytes = rowLengthBytes(config);
@@ -126,14 +133,20 @@ function* piecesOf(
       for (let at = 0; at < deviceIds.length; at += maxBlocks) {
         yield {
           device: plane.memory,
-          runs: planeRuns(geometry, deviceIds.slice(at, at + maxBlocks), wireIds.slice(at, at + maxBlocks)),
+          runs: planeRuns(
+            geometry,
+            deviceIds.slice(at, at + maxBlocks),
+            wireIds.slice(at, at + maxBlocks),
+          ),
         };
       }
     }
   }
 }
 
-/** Copies pieces: the next one is read from one side while the current one is written to the other. */
+/**
+ * Copies pieces: the next one is read from one side while the current one is written to the other.
+ */
 async function copyPieces(
   pieces: readonly Piece[],
   read: (piece: Piece) => Promise<ArrayBuffer>,
@@ -150,7 +163,8 @@ async function copyPieces(
       if (bytes !== undefined) writing = markHandled(write(piece, bytes));
     }
   } finally {
-    // Wait for every copy, also after a failure: the blocks may get other owners as soon as this returns.
+    // Wait for every copy, also after a failure: the blocks may get other owners as soon as this
+    // returns.
     await Promise.allSettled([reading, writing]);
   }
   await writing;
@@ -172,7 +186,8 @@ function requireBlocks(
     Number.isSafeInteger(id) && id >= least && id < numBlocks;
   const badDevice = deviceIds.find((id) => !inside(key.numBlocks, 0)(id));
   const badWire = wireIds.find((id) => !inside(region.numBlocks, 1)(id));
-  if (deviceIds.length === wireIds.length && badDevice === undefined && badWire === undefined) return;
+  if (deviceIds.length === wireIds.length && badDevice === undefined && badWire === undefined)
+    return;
   const problem =
     badDevice !== undefined
       ? `device block ${badDevice} is not one of ${key.numBlocks}`

@@ -6,13 +6,21 @@ import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
 import { moduleUrl, requireHere } from "../require-here.js";
 import type { NativeAddon } from "./native.js";
 
-/** The repository's own build, where this file or its bundle lies in the repository. An installed package and a bundle look nowhere else. */
+/**
+ * The repository's own build, where this file or its bundle lies in the repository. An installed
+ * package and a bundle look nowhere else.
+ */
 const repositoryBuild = (): string[] => {
-  const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(moduleUrl))?.[1];
+  const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(
+    fileURLToPath(moduleUrl),
+  )?.[1];
   const isCheckout = root !== undefined && existsSync(`${root}native/build.mjs`);
   return !isCheckout || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
 };
-/** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files find it. */
+/**
+ * The addons of the platform packages. Each name stands whole in a call, so that tools which trace
+ * files find it.
+ */
 const PLATFORMS: Readonly<Record<string, () => unknown>> = {
   "linux-x64": () => requireHere("@kv/nixl-linux-x64-gnu/kv_nixl.node"),
   "linux-arm64": () => requireHere("@kv/nixl-linux-arm64-gnu/kv_nixl.node"),
@@ -26,8 +34,10 @@ export function addonPath(): string | undefined {
 }
 
 /**
- * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package, else the repository's own build. Throws
- * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed, and `KV_TRANSPORT_UNAVAILABLE` for a lack of descriptors. To import `@kv/nixl` loads nothing.
+ * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package,
+ * else the repository's own build. Throws `KV_ADDON_NOT_FOUND` with every place that was tried and
+ * why it failed, and `KV_TRANSPORT_UNAVAILABLE` for a lack of descriptors. To import `@kv/nixl`
+ * loads nothing.
  */
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
@@ -42,7 +52,8 @@ export function loadAddon(): NativeAddon {
     try {
       const packaged = place.startsWith("@") ? PLATFORMS[platform]?.() : undefined;
       const addon = (packaged ?? requireHere(place)) as NativeAddon;
-      // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C library begins to exit.
+      // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C
+      // library begins to exit.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
       loadedFrom = requireHere.resolve(place);
@@ -50,7 +61,9 @@ export function loadAddon(): NativeAddon {
     } catch (error) {
       const { code = "" } = error as NodeJS.ErrnoException;
       if (code === "ERR_DLOPEN_DISABLED" || code === "ERR_ACCESS_DENIED") refused = code;
-      attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
+      attempts.push(
+        `${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`,
+      );
     }
   }
   if (attempts.some((attempt) => /EMFILE|ENFILE|Too many open files/i.test(attempt))) {

@@ -2,7 +2,10 @@ import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
 
 const CODES: ReadonlySet<string> = new Set(KV_ERROR_CODES);
 
-/** Makes a `KvError` of an error of the addon, which is a plain one with `code` and `hint`. Unknown codes become `KV_INTERNAL`. */
+/**
+ * Makes a `KvError` of an error of the addon, which is a plain one with `code` and `hint`. Unknown
+ * codes become `KV_INTERNAL`.
+ */
 export function fromNative(error: unknown): KvError {
   if (KvError.is(error)) return error;
   const { code, message, hint } = error as { code?: unknown; message?: unknown; hint?: unknown };

@@ -1,40 +1,53 @@
 /**
- * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at once; the answer comes later as an event
- * with that id. What the call creates (a registration, a list) is named by the id of the call afterwards. The caller chooses the ids and never
- * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them. Some short calls are made at once where that
- * is possible: then the method returns the answer, or throws its error, and no event follows.
+ * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at
+ * once; the answer comes later as an event with that id. What the call creates (a registration, a
+ * list) is named by the id of the call afterwards. The caller chooses the ids and never uses one
+ * twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
+ * Some short calls are made at once where that is possible: then the method returns the answer, or
+ * throws its error, and no event follows.
  */
 export interface NativeAddon {
   /**
-   * Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. When `onEvents` gets `more`, it must
-   * call `takeEvents` in a later turn of the event loop.
+   * Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends
+   * are ready. When `onEvents` gets `more`, it must call `takeEvents` in a later turn of the event
+   * loop.
    */
   readonly Agent: new (
     callId: number,
     options: NativeAgentOptions,
     onEvents: (events: NativeEvent[], more: boolean) => void,
   ) => NativeAgent;
-  /** Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws `KV_MEMORY_INVALID`. */
+  /**
+   * Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws
+   * `KV_MEMORY_INVALID`.
+   */
   readonly Memory: new (
     lengthBytes: number,
     populate: boolean,
   ) => NativeMemory;
   /**
-   * Allocates zeroed memory of an NVIDIA GPU with the CUDA driver. Throws `KV_TRANSPORT_UNSUPPORTED` without a driver or such a GPU, and `KV_MEMORY_INVALID`
-   * where the driver refuses.
+   * Allocates zeroed memory of an NVIDIA GPU with the CUDA driver. Throws
+   * `KV_TRANSPORT_UNSUPPORTED` without a driver or such a GPU, and `KV_MEMORY_INVALID` where the
+   * driver refuses.
    */
   readonly DeviceMemory: new (
     lengthBytes: number,
     deviceId: number,
   ) => NativeDeviceMemory;
   /**
-   * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. Returns
-   * undefined, and sets nothing, while an agent of the process is being created and may read the environment: call it again later.
+   * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they
+   * are not set; returns the defaults it set. Returns undefined, and sets nothing, while an agent
+   * of the process is being created and may read the environment: call it again later.
    */
-  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
+  prepareEnvironment(
+    variables: [name: string, value: string][],
+  ): [name: string, value: string][] | undefined;
   /** Where the bytes are in this process, also those of a `SharedArrayBuffer`. */
   addressOf(bytes: Uint8Array): number;
-  /** Throws `KV_TRANSPORT_UNAVAILABLE` when the process has fewer than `needed` free file descriptors for `what`. */
+  /**
+   * Throws `KV_TRANSPORT_UNAVAILABLE` when the process has fewer than `needed` free file
+   * descriptors for `what`.
+   */
   requireDescriptors(needed: number, what: string): void;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
@@ -70,18 +83,32 @@ export interface NativeAgentOptions extends NativeBackends {
 
 /** Event: a call has its answer, an error or a value. */
 export const SETTLED = 0;
-/** Event: the outcome of a transfer: an error, or a `NativeOutcome`. A success also means that the transfer is released. */
+/**
+ * Event: the outcome of a transfer: an error, or a `NativeOutcome`. A success also means that the
+ * transfer is released.
+ */
 export const DONE = 1;
 /** Event: NIXL has released a transfer that did not succeed. */
 export const RELEASED = 2;
-/** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
+/**
+ * Event: a notification has arrived. `value` is its payload, `from` the name that the sender
+ * states.
+ */
 export const NOTIFICATION = 3;
 
-/** Event: `value` notifications that state `from` as their sender were dropped, because too many waited. Without `from`: of several senders. */
+/**
+ * Event: `value` notifications that state `from` as their sender were dropped, because too many
+ * waited. Without `from`: of several senders.
+ */
 export const DROPPED = 4;
-/** Event: `value` connections of peers were refused, in all of the process, because no file descriptor was free for them. */
+/**
+ * Event: `value` connections of peers were refused, in all of the process, because no file
+ * descriptor was free for them.
+ */
 export const REFUSED = 5;
-/** Event: UCX is not one that the addon knows, so nothing keeps its errors from ending the process. */
+/**
+ * Event: UCX is not one that the addon knows, so nothing keeps its errors from ending the process.
+ */
 export const UNKNOWN_UCX = 6;
 
 /** An event of the native thread; `kind` is one of the constants above. */
@@ -93,7 +120,10 @@ export type NativeEvent = [
   from: string | undefined,
 ];
 
-/** What a method returns that has made its call at once: the value; undefined where an event will bring the answer. */
+/**
+ * What a method returns that has made its call at once: the value; undefined where an event will
+ * bring the answer.
+ */
 export type NativeAnswer<T> = [value: T] | undefined;
 
 /** The value of `DONE`. */
@@ -105,14 +135,25 @@ export type NativeOutcome = [
   makeMs: number,
   postMs: number,
   transferMs: number,
-  /** NIXL's own measurements, where the agent captures them: bytes, descriptors, microseconds of posting, and until the last byte. */
-  ...telemetry: [] | [lengthBytes: number, descriptorCount: number, postUs: number, transferUs: number],
+  /**
+   * NIXL's own measurements, where the agent captures them: bytes, descriptors, microseconds of
+   * posting, and until the last byte.
+   */
+  ...telemetry:
+    | []
+    | [lengthBytes: number, descriptorCount: number, postUs: number, transferUs: number],
 ];
 
 /** The answer to `describeBackend`. */
-export type NativeParameterSet = [memoryTypes: string[], parameters: [key: string, value: string][]];
+export type NativeParameterSet = [
+  memoryTypes: string[],
+  parameters: [key: string, value: string][],
+];
 
-/** The answer to `queryMemory`: for each key its parameters; undefined where there is nothing under it. */
+/**
+ * The answer to `queryMemory`: for each key its parameters; undefined where there is nothing under
+ * it.
+ */
 export type NativeQueryAnswers = ([key: string, value: string][] | undefined)[];
 
 /** Memory that the addon does not own. */
@@ -136,8 +177,10 @@ export interface NativeExternalMemory {
 }
 
 /**
- * What a transfer moves: WRITE or READ, the calls that made its lists, and its descriptors as `localIds` and `remoteIds`, or as `runs`
- * (`[localId, remoteId, count]`) and perhaps `offsets` (`[localOffset, remoteOffset]`). An array, since the addon reads its elements faster than properties.
+ * What a transfer moves: WRITE or READ, the calls that made its lists, and its descriptors as
+ * `localIds` and `remoteIds`, or as `runs` (`[localId, remoteId, count]`) and perhaps `offsets`
+ * (`[localOffset, remoteOffset]`). An array, since the addon reads its elements faster than
+ * properties.
  */
 export type NativeMoves = readonly [
   isWrite: boolean,
@@ -151,7 +194,10 @@ export type NativeMoves = readonly [
 
 /** An agent of NIXL with its native thread. */
 export interface NativeAgent {
-  /** Registers all of `memory`, which stays allocated until it is deregistered. `backends`: the chosen ones; none for all that support it. */
+  /**
+   * Registers all of `memory`, which stays allocated until it is deregistered. `backends`: the
+   * chosen ones; none for all that support it.
+   */
   register(callId: number, memory: NativeMemory, backends: readonly string[]): void;
   /** Registers a file, an object, or memory of a device or of the caller. */
   registerExternal(callId: number, options: NativeExternalMemory): void;
@@ -159,19 +205,29 @@ export interface NativeAgent {
   deregister(callId: number, registration: number): void;
   /** Creates more backends. */
   addBackends(callId: number, backends: NativeBackends): void;
-  /** Answers with a `NativeParameterSet`: what a plugin states, or what a backend of the agent was created with. */
+  /**
+   * Answers with a `NativeParameterSet`: what a plugin states, or what a backend of the agent was
+   * created with.
+   */
   describeBackend(callId: number, name: string, ofPlugin: boolean): void;
   /** Asks a storage backend about keys; answers with `NativeQueryAnswers`. */
-  queryMemory(callId: number, query: { backend: string; memoryType: string; keys: readonly string[] }): void;
-  /** Answers with the agent's metadata, as a `Uint8Array`: of all its memory, or of these registrations. */
+  queryMemory(
+    callId: number,
+    query: { backend: string; memoryType: string; keys: readonly string[] },
+  ): void;
+  /**
+   * Answers with the agent's metadata, as a `Uint8Array`: of all its memory, or of these
+   * registrations.
+   */
   localMetadata(callId: number, registrations: readonly number[] | undefined): void;
   /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
   addRemote(callId: number, metadata: Uint8Array): NativeAnswer<string>;
   /** Forgets a peer. */
   removeRemote(callId: number, name: string): void;
   /**
-   * Prepares a list of rows of five numbers; `remote` is undefined for local memory. Answers with the number of descriptors. With `keeps` the
-   * thread reads `rows` in place, so they must stay unchanged and alive until the answer; otherwise they are copied.
+   * Prepares a list of rows of five numbers; `remote` is undefined for local memory. Answers with
+   * the number of descriptors. With `keeps` the thread reads `rows` in place, so they must stay
+   * unchanged and alive until the answer; otherwise they are copied.
    */
   prepare(
     callId: number,
@@ -185,9 +241,11 @@ export interface NativeAgent {
   /** Sends a notification; answers when NIXL has taken it. */
   notify(callId: number, remote: string, payload: Uint8Array): NativeAnswer<undefined>;
   /**
-   * Starts a transfer, which is named by `callId`: `what` it moves, or the call that has made its requests before. Everything is checked and copied before
-   * it returns. `askedMs`: when the caller asked, in milliseconds of `process.hrtime`. One that is `abortable` has no `notification` in its NIXL request.
-   * Returns the outcome of one that has succeeded already, of which no event follows.
+   * Starts a transfer, which is named by `callId`: `what` it moves, or the call that has made its
+   * requests before. Everything is checked and copied before it returns. `askedMs`: when the caller
+   * asked, in milliseconds of `process.hrtime`. One that is `abortable` has no `notification` in
+   * its NIXL request. Returns the outcome of one that has succeeded already, of which no event
+   * follows.
    */
   transfer(
     callId: number,
@@ -200,7 +258,10 @@ export interface NativeAgent {
   prepareTransfer(callId: number, moves: NativeMoves): void;
   /** Releases the requests that the call `transfer` made, once they are not under way. */
   closePreparedTransfer(callId: number, transfer: number): void;
-  /** Answers with `[durationUs, marginUs, known]`: NIXL's estimate for the requests that the call `transfer` made. */
+  /**
+   * Answers with `[durationUs, marginUs, known]`: NIXL's estimate for the requests that the call
+   * `transfer` made.
+   */
   estimateCost(callId: number, transfer: number): void;
   /** Gives up a transfer. False when its outcome is already decided and its event is queued. */
   abort(transfer: number): boolean;
@@ -249,8 +310,9 @@ export interface NativeDeviceMemory {
   /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
-   * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments are valid it calls `take(source)`, and copies
-   * from the buffer that this returns, which nobody else may have. Resolves with that buffer.
+   * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments
+   * are valid it calls `take(source)`, and copies from the buffer that this returns, which nobody
+   * else may have. Resolves with that buffer.
    */
   scatter(
     runs: Float64Array,
@@ -263,8 +325,14 @@ export interface NativeDeviceMemory {
 
 /** Host memory that the addon owns. */
 export interface NativeMemory extends Omit<NativeDeviceMemory, "close"> {
-  /** A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`, also for a part that is too long for Node. */
+  /**
+   * A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`,
+   * also for a part that is too long for Node.
+   */
   buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
-  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffers are collected. */
+  /**
+   * Frees the memory. With `detach` its views become empty; without it they read zeros until the
+   * buffers are collected.
+   */
   close(detach: boolean): void;
 }

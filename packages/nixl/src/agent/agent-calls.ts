@@ -9,8 +9,9 @@ interface PendingCall {
 }
 
 /**
- * Calls into the addon for one agent. Each call has an id, which is never used again; the native thread's answer names it. What a call creates in the addon
- * (a list, a registration) is named by the id of that call afterwards.
+ * Calls into the addon for one agent. Each call has an id, which is never used again; the native
+ * thread's answer names it. What a call creates in the addon (a list, a registration) is named by
+ * the id of that call afterwards.
  */
 export class AgentCalls {
   readonly #name: string;
@@ -20,7 +21,10 @@ export class AgentCalls {
   #lastId = 0;
   #closing: Promise<void> | undefined;
 
-  /** `name`: the agent's, for error messages. Each pending call counts as a user of `keepAlive`, so that the process does not exit before the answer. */
+  /**
+   * `name`: the agent's, for error messages. Each pending call counts as a user of `keepAlive`, so
+   * that the process does not exit before the answer.
+   */
   constructor(name: string, keepAlive: RefCount) {
     this.#name = name;
     this.#keepAlive = keepAlive;
@@ -37,7 +41,10 @@ export class AgentCalls {
     return this.#lastId;
   }
 
-  /** Makes a call; `id` names what it created in the addon. Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
+  /**
+   * Makes a call; `id` names what it created in the addon. Rejects with `KV_AGENT_CLOSED` once the
+   * agent is closing.
+   */
   async call(command: (callId: number) => unknown): Promise<{ id: number; value: unknown }> {
     this.requireOpen();
     let id = 0;
@@ -48,14 +55,16 @@ export class AgentCalls {
     return { id, value };
   }
 
-  /** Makes a call and returns its answer. Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
+  /**
+   * Makes a call and returns its answer. Rejects with `KV_AGENT_CLOSED` once the agent is closing.
+   */
   async answer<T>(command: (callId: number) => void): Promise<T> {
     return (await this.call(command)).value as T;
   }
 
   /**
-   * Calls `command`, a method of the addon, with a fresh id, also once the agent is closing. Settles with the answer that it returns or the thread gives; rejects with
-   * what it throws.
+   * Calls `command`, a method of the addon, with a fresh id, also once the agent is closing.
+   * Settles with the answer that it returns or the thread gives; rejects with what it throws.
    */
   make<T>(command: (callId: number) => unknown): Promise<T> {
     const id = this.nextId();
@@ -87,8 +96,8 @@ export class AgentCalls {
   }
 
   /**
-   * A `close` of something the agent made: closing twice is one call, a close that failed may be tried again, and once the agent closes it waits for
-   * that, which releases everything.
+   * A `close` of something the agent made: closing twice is one call, a close that failed may be
+   * tried again, and once the agent closes it waits for that, which releases everything.
    */
   closeOnce(command: (callId: number) => void): () => Promise<void> {
     let closed: Promise<void> | undefined;

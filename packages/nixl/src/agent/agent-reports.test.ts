@@ -27,14 +27,19 @@ function manualClock(): Clock & { advance(ms: number): void } {
 test("a warning says how many were dropped and from whom, at once and then every 10 s", () => {
   const clock = manualClock();
   const warnings: LogFields[] = [];
-  const log = { ...silentLog, warn: (_event: string, fields: LogFields = {}) => void warnings.push(fields) };
+  const log = {
+    ...silentLog,
+    warn: (_event: string, fields: LogFields = {}) => void warnings.push(fields),
+  };
   const dropped = new DroppedNotifications("d0", { clock, log, metrics: noMetrics });
   dropped.add("p0");
   dropped.add("p0", 4);
   dropped.add("p1");
   dropped.add(undefined, 9);
   clock.advance(1);
-  expect(warnings).toMatchObject([{ agent: "d0", senders: { p0: 5, p1: 1 }, otherSenders: 9, total: 15 }]);
+  expect(warnings).toMatchObject([
+    { agent: "d0", senders: { p0: 5, p1: 1 }, otherSenders: 9, total: 15 },
+  ]);
   for (let sender = 0; sender < 100; sender++) dropped.add(`forged ${sender}`);
   clock.advance(9000);
   expect(warnings.length).toBe(1);

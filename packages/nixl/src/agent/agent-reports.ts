@@ -6,7 +6,10 @@ const REPORT_INTERVAL_MS = 10_000;
 /** Senders that one warning names. */
 const MAX_NAMED = 16;
 
-/** Counts notifications that were dropped, and logs how many and from whom: the first time at once, then every 10 s at most. */
+/**
+ * Counts notifications that were dropped, and logs how many and from whom: the first time at once,
+ * then every 10 s at most.
+ */
 export class DroppedNotifications {
   readonly #agent: string;
   readonly #ambient: Pick<Ambient, "clock" | "log" | "metrics">;
@@ -27,11 +30,15 @@ export class DroppedNotifications {
     const { clock, metrics } = this.#ambient;
     this.#total += count;
     metrics.count("kv_nixl_notifications_dropped", count);
-    const isNamed = from !== undefined && (this.#bySender.has(from) || this.#bySender.size < MAX_NAMED);
+    const isNamed =
+      from !== undefined && (this.#bySender.has(from) || this.#bySender.size < MAX_NAMED);
     if (isNamed) this.#bySender.set(from, (this.#bySender.get(from) ?? 0) + count);
     else this.#others += count;
     // In a later turn at the earliest, so that one warning has everything that was dropped at once.
-    this.#timer ??= clock.setTimer(() => this.#report(), Math.max(0, this.#quietUntilMs - clock.now()));
+    this.#timer ??= clock.setTimer(
+      () => this.#report(),
+      Math.max(0, this.#quietUntilMs - clock.now()),
+    );
   }
 
   /** Logs what was not logged yet. */
@@ -57,7 +64,10 @@ export class DroppedNotifications {
   }
 }
 
-/** Logs what an agent's thread reports of the whole process: connections of peers that were refused, or that UCX is not one that the addon knows. */
+/**
+ * Logs what an agent's thread reports of the whole process: connections of peers that were refused,
+ * or that UCX is not one that the addon knows.
+ */
 export function reportOfProcess(
   { log, metrics }: Pick<Ambient, "log" | "metrics">,
   kind: number,
@@ -78,7 +88,10 @@ export function reportOfProcess(
     });
 }
 
-/** Logs that an agent's thread did not return from NIXL `afterMs` after `close`, and is given up with all that NIXL holds. */
+/**
+ * Logs that an agent's thread did not return from NIXL `afterMs` after `close`, and is given up
+ * with all that NIXL holds.
+ */
 export function reportStuck({ log }: Pick<Ambient, "log">, agent: string, afterMs: number): void {
   log.error("nixl-agent-stuck", {
     agent,

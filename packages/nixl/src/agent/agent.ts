@@ -59,17 +59,26 @@ export interface NixlAgentOptions {
   readonly preload: readonly string[];
   /** NIXL measures each request. */
   readonly captureTelemetry: boolean;
-  /** Prepares the process for more backends; returns paths as `preload` has them. Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  /**
+   * Prepares the process for more backends; returns paths as `preload` has them. Rejects with
+   * `KV_BACKEND_UNAVAILABLE`.
+   */
   prepareBackends(backends: readonly BackendSpec[]): Promise<readonly string[]>;
   /** Completes the error of backends that NIXL could not create. */
   explainBackendError(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
   /** Clock for the timeouts of transfers; log and metrics for notifications that are dropped. */
   readonly ambient: Pick<Ambient, "clock" | "log" | "metrics">;
-  /** Loads a peer's metadata first in another process, which has the same backends. Rejects with `KV_AGENT_METADATA_INVALID`. */
+  /**
+   * Loads a peer's metadata first in another process, which has the same backends. Rejects with
+   * `KV_AGENT_METADATA_INVALID`.
+   */
   readonly checkMetadata:
     | ((metadata: Uint8Array, backends: readonly BackendSpec[]) => Promise<void>)
     | undefined;
-  /** Completes the error of a peer that NIXL refused with the reasons that this host and its variables give. */
+  /**
+   * Completes the error of a peer that NIXL refused with the reasons that this host and its
+   * variables give.
+   */
   explainRefusedPeer(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
   /** Called once, when the agent has released everything. */
   onClose(): void;
@@ -77,23 +86,38 @@ export interface NixlAgentOptions {
 
 /** Options of `NixlAgent.localMetadata`. */
 export interface LocalMetadataOptions {
-  /** Describe the memory of these registrations only; of none for an empty list. @default all registered memory */
+  /**
+   * Describe the memory of these registrations only; of none for an empty list. @default all
+   * registered memory
+   */
   readonly registrations?: readonly Registration[] | undefined;
 }
 
 const CLOSE_TIMEOUT_MS = 10_000;
-/** The longest that an agent's thread may take to release everything once the time of `close` is over. It takes up to 0.2 s. */
+/**
+ * The longest that an agent's thread may take to release everything once the time of `close` is
+ * over. It takes up to 0.2 s.
+ */
 const STUCK_MS = 5000;
 
-/** Starts an agent and its native thread. Resolves when its backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`. */
+/**
+ * Starts an agent and its native thread. Resolves when its backends are ready. Rejects with
+ * `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`.
+ */
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
   const { addon, libraryPath, name, backends, preload, captureTelemetry } = options;
   const keepAlive = new RefCount((alive) => native.keepAlive(alive));
   const calls = new AgentCalls(name, keepAlive);
   const startId = calls.nextId();
-  const nativeOptions = { libraryPath, name, captureTelemetry, ...nativeBackendsOf(backends, preload) };
+  const nativeOptions = {
+    libraryPath,
+    name,
+    captureTelemetry,
+    ...nativeBackendsOf(backends, preload),
+  };
   const onEvents = (events: NativeEvent[], more: boolean) => {
-    // Peers decide how many notifications come, so the event loop has a turn between two parts of them.
+    // Peers decide how many notifications come, so the event loop has a turn between two parts of
+    // them.
     if (more) setImmediate(() => onEvents(...native.takeEvents()));
     agent.handleEvents(events);
   };
@@ -109,8 +133,9 @@ export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAge
 }
 
 /**
- * An agent of NIXL. Its native thread calls NIXL; each method here hands one command to that thread, or makes a short call itself while the thread
- * sleeps. The public methods are bound to the agent, so that a wrapper may take them over with `{ ...agent }`.
+ * An agent of NIXL. Its native thread calls NIXL; each method here hands one command to that
+ * thread, or makes a short call itself while the thread sleeps. The public methods are bound to the
+ * agent, so that a wrapper may take them over with `{ ...agent }`.
  */
 export class NixlAgent implements Agent, AsyncDisposable {
   /** The name by which peers know it. */
@@ -118,7 +143,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
   /** The names of its backends, in order of preference. */
   readonly backends: readonly string[];
   readonly #options: NixlAgentOptions;
-  /** The backends with their parameters, also those that were added later; `backends` has their names. */
+  /**
+   * The backends with their parameters, also those that were added later; `backends` has their
+   * names.
+   */
   readonly #backends: BackendSpec[];
   readonly #backendNames: string[];
   readonly #native: NativeAgent;
@@ -145,7 +173,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
     this.#registrations = new Registrations(native, calls);
     this.#lists = new PreparedLists(native, calls);
     this.#dropped = new DroppedNotifications(options.name, options.ambient);
-    this.#notifications = new NotificationQueue({ keepAlive, onDrop: (from) => this.#dropped.add(from) });
+    this.#notifications = new NotificationQueue({
+      keepAlive,
+      onDrop: (from) => this.#dropped.add(from),
+    });
     this.#transfers = new Transfers({
       native,
       calls,
@@ -156,9 +187,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
   }
 
   /**
-   * Creates one more backend (NIXL: `createBackend`). Memory that is registered already stays unknown to it, and peers know of it once they load this
-   * agent's metadata anew. While NIXL creates it, up to a second, the agent serves nobody. Rejects with `KV_BACKEND_UNAVAILABLE`, also for a second
-   * backend of one plugin, and with `KV_AGENT_INVALID` for wrong parameters.
+   * Creates one more backend (NIXL: `createBackend`). Memory that is registered already stays
+   * unknown to it, and peers know of it once they load this agent's metadata anew. While NIXL
+   * creates it, up to a second, the agent serves nobody. Rejects with `KV_BACKEND_UNAVAILABLE`,
+   * also for a second backend of one plugin, and with `KV_AGENT_INVALID` for wrong parameters.
    */
   readonly addBackend = async (backend: BackendSpec | string): Promise<void> => {
     const added = validateAgentBackends([backend]);
@@ -172,22 +204,30 @@ export class NixlAgent implements Agent, AsyncDisposable {
     this.#backendNames.push(...added.map(({ name }) => name));
   };
 
-  /** What a plugin states before a backend of it exists (NIXL: `getPluginParams`). Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  /**
+   * What a plugin states before a backend of it exists (NIXL: `getPluginParams`). Rejects with
+   * `KV_BACKEND_UNAVAILABLE`.
+   */
   readonly pluginParameters = async (plugin: string): Promise<BackendParameters> =>
     backendParametersOf(
       await this.#calls.answer((callId) => this.#native.describeBackend(callId, plugin, true)),
     );
 
-  /** What a backend of this agent was created with (NIXL: `getBackendParams`). Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  /**
+   * What a backend of this agent was created with (NIXL: `getBackendParams`). Rejects with
+   * `KV_BACKEND_UNAVAILABLE`.
+   */
   readonly backendParameters = async (backend: string): Promise<BackendParameters> =>
     backendParametersOf(
       await this.#calls.answer((callId) => this.#native.describeBackend(callId, backend, false)),
     );
 
   /**
-   * Asks a storage backend about files (by path) or objects (by key), registered or not (NIXL: `queryMem`). Resolves with an entry per key, in order:
-   * what the backend knows of it, such as `size`, or undefined where there is nothing. The agent waits for the store meanwhile. Rejects with
-   * `KV_MEMORY_INVALID` for wrong keys, or when the backend refuses, and with `KV_BACKEND_UNAVAILABLE`.
+   * Asks a storage backend about files (by path) or objects (by key), registered or not (NIXL:
+   * `queryMem`). Resolves with an entry per key, in order: what the backend knows of it, such as
+   * `size`, or undefined where there is nothing. The agent waits for the store meanwhile. Rejects
+   * with `KV_MEMORY_INVALID` for wrong keys, or when the backend refuses, and with
+   * `KV_BACKEND_UNAVAILABLE`.
    */
   readonly queryMemory = async (
     query: MemoryQuery,
@@ -201,8 +241,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /**
-   * Registers memory of `allocate`, `hostMemory`, `sharedMemory`, `deviceMemory`, `openFileMemory` or `objectMemory`. With `backends` only with these
-   * backends of the agent, otherwise with all that support the memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or `KV_AGENT_CLOSED`.
+   * Registers memory of `allocate`, `hostMemory`, `sharedMemory`, `deviceMemory`, `openFileMemory`
+   * or `objectMemory`. With `backends` only with these backends of the agent, otherwise with all
+   * that support the memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or
+   * `KV_AGENT_CLOSED`.
    */
   readonly register = async (
     memory: Memory,
@@ -212,17 +254,24 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /**
-   * NIXL's metadata of this agent and of its registered memory, as a peer loads it (NIXL: `getLocalMD`). With `registrations` of that memory only
-   * (`getLocalPartialMD`): the peer's NIXL refuses lists of any other, until it loads further parts with `addRemote`. Rejects with `KV_AGENT_CLOSED`,
-   * `KV_MEMORY_NOT_REGISTERED`, and `KV_AGENT_INVALID` for storage, and when all backends are storage.
+   * NIXL's metadata of this agent and of its registered memory, as a peer loads it (NIXL:
+   * `getLocalMD`). With `registrations` of that memory only (`getLocalPartialMD`): the peer's NIXL
+   * refuses lists of any other, until it loads further parts with `addRemote`. Rejects with
+   * `KV_AGENT_CLOSED`, `KV_MEMORY_NOT_REGISTERED`, and `KV_AGENT_INVALID` for storage, and when all
+   * backends are storage.
    */
   readonly localMetadata = async (options: LocalMetadataOptions = {}): Promise<Uint8Array> => {
     requireObject(options, "KV_AGENT_INVALID", "the options of localMetadata");
-    const ids = options.registrations?.map((registration) => this.#registrations.idOf(registration));
+    const ids = options.registrations?.map((registration) =>
+      this.#registrations.idOf(registration),
+    );
     return await this.#calls.answer((callId) => this.#native.localMetadata(callId, ids));
   };
 
-  /** Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID` or `KV_AGENT_CLOSED`. */
+  /**
+   * Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID`
+   * or `KV_AGENT_CLOSED`.
+   */
   readonly addRemote = async (metadata: Uint8Array): Promise<string> => {
     if (!types.isUint8Array(metadata)) {
       throw new KvError(
@@ -231,7 +280,8 @@ export class NixlAgent implements Agent, AsyncDisposable {
       );
     }
     const { checkMetadata, explainRefusedPeer } = this.#options;
-    // The bytes that were checked are the bytes that are loaded, even if the caller changes the buffer meanwhile.
+    // The bytes that were checked are the bytes that are loaded, even if the caller changes the
+    // buffer meanwhile.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
     if (checkMetadata !== undefined) await checkMetadata(bytes, this.#backends);
     const added = this.#calls.call((callId) => this.#native.addRemote(callId, bytes));
@@ -242,18 +292,25 @@ export class NixlAgent implements Agent, AsyncDisposable {
     ).value as string;
   };
 
-  /** Forgets a peer. Rejects with `KV_AGENT_UNKNOWN_REMOTE`, or `KV_MEMORY_IN_USE` while lists of its memory are open. */
+  /**
+   * Forgets a peer. Rejects with `KV_AGENT_UNKNOWN_REMOTE`, or `KV_MEMORY_IN_USE` while lists of
+   * its memory are open.
+   */
   readonly removeRemote = async (name: string): Promise<void> => {
     await this.#calls.call((callId) => this.#native.removeRemote(callId, name));
   };
 
-  /** Prepares a list of this agent's registered memory. Rejects with `KV_LIST_INVALID` or `KV_MEMORY_NOT_REGISTERED`. */
+  /**
+   * Prepares a list of this agent's registered memory. Rejects with `KV_LIST_INVALID` or
+   * `KV_MEMORY_NOT_REGISTERED`.
+   */
   readonly prepareLocal = (table: DescriptorTable): Promise<PreparedList & AsyncDisposable> =>
     this.#lists.prepare(undefined, table);
 
   /**
-   * Prepares a list of a peer's registered memory. Under this agent's own name it describes its own memory, for copies within the agent, or files and
-   * objects. Rejects with `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE` or `KV_MEMORY_NOT_REGISTERED`.
+   * Prepares a list of a peer's registered memory. Under this agent's own name it describes its own
+   * memory, for copies within the agent, or files and objects. Rejects with `KV_LIST_INVALID`,
+   * `KV_AGENT_UNKNOWN_REMOTE` or `KV_MEMORY_NOT_REGISTERED`.
    */
   readonly prepareRemote = async (
     remote: string,
@@ -269,15 +326,20 @@ export class NixlAgent implements Agent, AsyncDisposable {
     return await this.#lists.prepare(remote, table);
   };
 
-  /** Starts a transfer. Throws `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED` or `KV_AGENT_CLOSED`; every other error rejects `done`. */
+  /**
+   * Starts a transfer. Throws `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED` or `KV_AGENT_CLOSED`; every
+   * other error rejects `done`.
+   */
   readonly transfer = (request: TransferRequest): NixlTransfer => {
     this.#calls.requireOpen();
     return this.#transfers.start(request);
   };
 
   /**
-   * Makes a transfer's NIXL requests once, to be posted many times. Its lists cannot be closed before it is. `notification`, `signal` and `timeoutMs`
-   * belong to each post. Rejects with `KV_TRANSFER_INVALID`, `KV_TRANSFER_FAILED` when NIXL refuses, `KV_LIST_CLOSED` or `KV_AGENT_CLOSED`.
+   * Makes a transfer's NIXL requests once, to be posted many times. Its lists cannot be closed
+   * before it is. `notification`, `signal` and `timeoutMs` belong to each post. Rejects with
+   * `KV_TRANSFER_INVALID`, `KV_TRANSFER_FAILED` when NIXL refuses, `KV_LIST_CLOSED` or
+   * `KV_AGENT_CLOSED`.
    */
   readonly prepareTransfer = async (
     request: Omit<TransferOrder, keyof PostOptions> & (DescriptorPairs | DescriptorRuns),
@@ -312,15 +374,19 @@ export class NixlAgent implements Agent, AsyncDisposable {
     });
   };
 
-  /** Sends a notification. Rejects with `KV_NOTIFICATION_FAILED`, `KV_NOTIFICATION_INVALID` or `KV_AGENT_UNKNOWN_REMOTE`. */
+  /**
+   * Sends a notification. Rejects with `KV_NOTIFICATION_FAILED`, `KV_NOTIFICATION_INVALID` or
+   * `KV_AGENT_UNKNOWN_REMOTE`.
+   */
   readonly notify = async (remote: string, payload: Uint8Array): Promise<void> => {
     await this.#calls.call((callId) => this.#native.notify(callId, remote, payload));
   };
 
   /**
-   * An iterator over the notifications that arrive. 65,536 of them and 64 MiB of payloads wait for a reader, a quarter of both from one sender;
-   * what exceeds that is dropped, logged (`nixl-notifications-dropped`) and counted. Throws `KV_NOTIFICATION_INVALID` while another iterator is
-   * open.
+   * An iterator over the notifications that arrive. 65,536 of them and 64 MiB of payloads wait for
+   * a reader, a quarter of both from one sender; what exceeds that is dropped, logged
+   * (`nixl-notifications-dropped`) and counted. Throws `KV_NOTIFICATION_INVALID` while another
+   * iterator is open.
    */
   readonly notifications = (): AsyncIterableIterator<Notification> => this.#notifications.read();
 
@@ -336,8 +402,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /**
-   * Waits for transfers (`timeoutMs`, 10 s by default), then releases everything. Resolves 5 s after that at the latest: an agent whose thread is in a call of
-   * NIXL that does not return is given up then, and logged (`nixl-agent-stuck`). Rejects with `KV_AGENT_INVALID` for wrong options.
+   * Waits for transfers (`timeoutMs`, 10 s by default), then releases everything. Resolves 5 s
+   * after that at the latest: an agent whose thread is in a call of NIXL that does not return is
+   * given up then, and logged (`nixl-agent-stuck`). Rejects with `KV_AGENT_INVALID` for wrong
+   * options.
    */
   readonly close = async (options: { timeoutMs?: number | undefined } = {}): Promise<void> => {
     requireObject(options, "KV_AGENT_INVALID", "the options of close");
@@ -368,7 +436,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
     }
   }
 
-  /** NIXL has not returned from a call, and only NIXL could end it: the call is given up with its thread. */
+  /**
+   * NIXL has not returned from a call, and only NIXL could end it: the call is given up with its
+   * thread.
+   */
   #giveUp(afterMs: number): void {
     const message = `the agent ${this.name} was closed while a call of NIXL did not return`;
     this.#transfers.rejectAll(new KvError("KV_AGENT_CLOSED", message));

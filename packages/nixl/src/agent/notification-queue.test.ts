@@ -7,7 +7,10 @@ const note = (text: string, from = "a"): Notification => ({ from, payload: Buffe
 
 function queueOf(keepAlive = new RefCount()) {
   const dropped: string[] = [];
-  return { queue: new NotificationQueue({ keepAlive, onDrop: (from) => dropped.push(from) }), dropped };
+  return {
+    queue: new NotificationQueue({ keepAlive, onDrop: (from) => dropped.push(from) }),
+    dropped,
+  };
 }
 
 test("each waiting reader counts as a user until it has its notification, or the queue closes", async () => {

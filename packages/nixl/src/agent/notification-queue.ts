@@ -7,7 +7,10 @@ const END: IteratorResult<Notification> = Object.freeze({ done: true, value: und
 export const MAX_WAITING = 65_536;
 /** How many bytes of payload may wait for a reader. */
 export const MAX_WAITING_BYTES = 64 * 2 ** 20;
-/** One sender may have a part of both limits, so that it does not crowd out the others. It states its name itself, so it may use many. */
+/**
+ * One sender may have a part of both limits, so that it does not crowd out the others. It states
+ * its name itself, so it may use many.
+ */
 const SENDER_PARTS = 4;
 
 /** Options of `NotificationQueue`. */
@@ -25,15 +28,19 @@ interface Waiting {
 }
 
 /**
- * Notifications between their arrival and their reader. One iterator reads at a time; notifications without a waiting reader are kept, up to
- * `MAX_WAITING` and `MAX_WAITING_BYTES`, and a quarter of both for one sender. Beyond that a new notification is dropped.
+ * Notifications between their arrival and their reader. One iterator reads at a time; notifications
+ * without a waiting reader are kept, up to `MAX_WAITING` and `MAX_WAITING_BYTES`, and a quarter of
+ * both for one sender. Beyond that a new notification is dropped.
  */
 export class NotificationQueue {
   readonly #options: NotificationQueueOptions;
   readonly #all: Waiting = { count: 0, bytes: 0 };
   readonly #bySender = new Map<string, Waiting>();
   #arrived: Notification[] = [];
-  /** The notifications before `#arrived`, the oldest last: to remove the first element of a long array takes as long as the array is. */
+  /**
+   * The notifications before `#arrived`, the oldest last: to remove the first element of a long
+   * array takes as long as the array is.
+   */
   #next: Notification[] = [];
   #waiting: ((result: IteratorResult<Notification>) => void)[] = [];
   #hasIterator = false;
@@ -44,7 +51,10 @@ export class NotificationQueue {
     this.#options = options;
   }
 
-  /** Hands the notification to the reader that has waited longest, or keeps it, or drops it. Dropped after `close`. */
+  /**
+   * Hands the notification to the reader that has waited longest, or keeps it, or drops it. Dropped
+   * after `close`.
+   */
   push(notification: Notification): void {
     if (this.#closed) return;
     const reader = this.#waiting.shift();
@@ -53,12 +63,19 @@ export class NotificationQueue {
     else this.#options.onDrop(notification.from);
   }
 
-  /** An iterator over the notifications, in order of arrival. Throws `KV_NOTIFICATION_INVALID` while another one is open. */
+  /**
+   * An iterator over the notifications, in order of arrival. Throws `KV_NOTIFICATION_INVALID` while
+   * another one is open.
+   */
   read(): AsyncIterableIterator<Notification> {
     if (this.#hasIterator) {
-      throw new KvError("KV_NOTIFICATION_INVALID", "another iterator is reading this agent's notifications", {
-        hint: "end it first: break out of its loop, or call its return()",
-      });
+      throw new KvError(
+        "KV_NOTIFICATION_INVALID",
+        "another iterator is reading this agent's notifications",
+        {
+          hint: "end it first: break out of its loop, or call its return()",
+        },
+      );
     }
     this.#hasIterator = true;
     let ended = false;

@@ -1,4 +1,10 @@
-import { type DescriptorTable, KvError, type MemoryType, type PreparedList, takeRows } from "@kv/interface";
+import {
+  type DescriptorTable,
+  KvError,
+  type MemoryType,
+  type PreparedList,
+  takeRows,
+} from "@kv/interface";
 import type { NativeAgent } from "../addon/native.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
@@ -18,7 +24,10 @@ export class PreparedLists {
   readonly #native: NativeAgent;
   readonly #calls: AgentCalls;
   readonly #entries = new WeakMap<PreparedList, Entry>();
-  /** Tables whose buffer was taken over. The native thread reads them in place, so they must not be collected. */
+  /**
+   * Tables whose buffer was taken over. The native thread reads them in place, so they must not be
+   * collected.
+   */
   readonly #takenRows = new Set<Float64Array>();
 
   /** For one agent. */
@@ -27,8 +36,14 @@ export class PreparedLists {
     this.#calls = calls;
   }
 
-  /** Prepares a list of local memory, or of the memory of `remote`. Rejects with `KV_LIST_INVALID` and the errors of the addon. */
-  async prepare(remote: string | undefined, table: DescriptorTable): Promise<PreparedList & AsyncDisposable> {
+  /**
+   * Prepares a list of local memory, or of the memory of `remote`. Rejects with `KV_LIST_INVALID`
+   * and the errors of the addon.
+   */
+  async prepare(
+    remote: string | undefined,
+    table: DescriptorTable,
+  ): Promise<PreparedList & AsyncDisposable> {
     requireObject(table, "KV_LIST_INVALID", "the table of a list");
     const { memoryType, rows, takeRows: takesRows = false } = table;
     if (!MEMORY_TYPES.includes(memoryType)) {
@@ -68,7 +83,10 @@ export class PreparedLists {
     return list;
   }
 
-  /** The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another agent. */
+  /**
+   * The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another
+   * agent.
+   */
   idOf(list: PreparedList): number {
     return this.#entryOf(list).id;
   }

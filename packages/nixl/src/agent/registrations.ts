@@ -7,7 +7,10 @@ import type { AgentCalls } from "./agent-calls.js";
 
 /** Options of `NixlAgent.register`. */
 export interface RegisterOptions {
-  /** Names of backends of the agent, to register with these only. @default all that support the memory */
+  /**
+   * Names of backends of the agent, to register with these only. @default all that support the
+   * memory
+   */
   readonly backends?: readonly string[] | undefined;
 }
 
@@ -16,7 +19,10 @@ export class Registrations {
   readonly #native: NativeAgent;
   readonly #calls: AgentCalls;
   readonly #ids = new WeakMap<Registration, number>();
-  /** The external memory that is registered, by the function that ends its use: its owner must not be collected. */
+  /**
+   * The external memory that is registered, by the function that ends its use: its owner must not
+   * be collected.
+   */
   readonly #external = new Map<() => void, Memory>();
 
   /** For one agent. */
@@ -25,12 +31,21 @@ export class Registrations {
     this.#calls = calls;
   }
 
-  /** Registers memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or `KV_AGENT_CLOSED`. */
-  async register(memory: Memory, options: RegisterOptions): Promise<Registration & AsyncDisposable> {
+  /**
+   * Registers memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or
+   * `KV_AGENT_CLOSED`.
+   */
+  async register(
+    memory: Memory,
+    options: RegisterOptions,
+  ): Promise<Registration & AsyncDisposable> {
     requireObject(options, "KV_MEMORY_INVALID", "the options of register");
     const { backends = [] } = options;
     if (!Array.isArray(backends) || backends.some((name) => typeof name !== "string")) {
-      throw new KvError("KV_BACKEND_UNAVAILABLE", "the backends of a registration are not a list of names");
+      throw new KvError(
+        "KV_BACKEND_UNAVAILABLE",
+        "the backends of a registration are not a list of names",
+      );
     }
     const names = [...new Set(backends)];
     const external = externalMemoryOf(memory);
@@ -40,7 +55,10 @@ export class Registrations {
     return this.#registration(memory, id, () => {});
   }
 
-  /** The id under which the addon knows a registration. Throws `KV_MEMORY_NOT_REGISTERED` for one of another agent. */
+  /**
+   * The id under which the addon knows a registration. Throws `KV_MEMORY_NOT_REGISTERED` for one of
+   * another agent.
+   */
   idOf(registration: Registration): number {
     const id = this.#ids.get(registration);
     if (id !== undefined) return id;
@@ -66,7 +84,16 @@ export class Registrations {
     };
     const { memoryType, address, lengthBytes, deviceId } = memory;
     const { checkWithCuda, key, kept } = external;
-    const options = { memoryType, address, lengthBytes, deviceId, key, checkWithCuda, kept, backends };
+    const options = {
+      memoryType,
+      address,
+      lengthBytes,
+      deviceId,
+      key,
+      checkWithCuda,
+      kept,
+      backends,
+    };
     const { id } = await this.#calls
       .call((callId) => this.#native.registerExternal(callId, options))
       .catch((error: unknown) => {

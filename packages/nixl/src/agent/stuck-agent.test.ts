@@ -3,13 +3,19 @@ import { expect, test } from "vitest";
 import { type NativeAddon, type NativeEvent, SETTLED } from "../addon/native.js";
 import { startNixlAgent } from "./agent.js";
 
-/** nixl.md N1: `close({ timeoutMs })` did not return while the agent's thread was in a call of NIXL. */
+/**
+ * nixl.md N1: `close({ timeoutMs })` did not return while the agent's thread was in a call of NIXL.
+ */
 test("N1: an agent whose thread does not return is given up: close resolves, its calls and transfers reject, and it is reported", async () => {
   const clock = manualClock();
   const logged: string[] = [];
   let detached = 0;
   class StuckAgent {
-    constructor(callId: number, _options: unknown, onEvents: (events: NativeEvent[], more: boolean) => void) {
+    constructor(
+      callId: number,
+      _options: unknown,
+      onEvents: (events: NativeEvent[], more: boolean) => void,
+    ) {
       queueMicrotask(() => onEvents([[SETTLED, callId, undefined, undefined, undefined]], false));
     }
     keepAlive() {}
@@ -21,14 +27,21 @@ test("N1: an agent whose thread does not return is given up: close resolves, its
   }
   const agent = await startNixlAgent({
     addon: { Agent: StuckAgent } as unknown as NativeAddon,
-    ...{ libraryPath: "/x", name: "stuck", backends: [], preload: [], captureTelemetry: false },
+    libraryPath: "/x",
+    name: "stuck",
+    backends: [],
+    preload: [],
+    captureTelemetry: false,
     ambient: {
       clock,
       log: { debug() {}, info() {}, warn() {}, error: (event: string) => logged.push(event) },
       metrics: { count() {} },
     } as never,
-    ...{ prepareBackends: async () => [], explainBackendError: async (error: unknown) => error },
-    ...{ checkMetadata: undefined, explainRefusedPeer: async (error: unknown) => error, onClose() {} },
+    prepareBackends: async () => [],
+    explainBackendError: async (error: unknown) => error,
+    checkMetadata: undefined,
+    explainRefusedPeer: async (error: unknown) => error,
+    onClose() {},
   });
   const call = agent.localMetadata();
   let closed = false;

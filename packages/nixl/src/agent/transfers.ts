@@ -27,7 +27,10 @@ export interface NixlTransferResult extends TransferResult {
   readonly nixl?: NixlTransferTelemetry | undefined;
 }
 
-/** NIXL's own measurements of the requests of one transfer (NIXL: `nixl_xfer_telem_t`), summed over its slices. */
+/**
+ * NIXL's own measurements of the requests of one transfer (NIXL: `nixl_xfer_telem_t`), summed over
+ * its slices.
+ */
 export interface NixlTransferTelemetry {
   /** Bytes moved. */
   readonly lengthBytes: number;
@@ -49,11 +52,17 @@ export interface TransfersOptions {
   readonly keepAlive: RefCount;
   /** Clock for `timeoutMs`. */
   readonly clock: Clock;
-  /** The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another agent. */
+  /**
+   * The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another
+   * agent.
+   */
   listId(list: PreparedList): number;
 }
 
-/** The transfers of one agent: posts them to the native thread and settles their promises when it reports. */
+/**
+ * The transfers of one agent: posts them to the native thread and settles their promises when it
+ * reports.
+ */
 export class Transfers {
   readonly #options: TransfersOptions;
   readonly #running = new Map<number, RunningTransfer>();
@@ -64,12 +73,18 @@ export class Transfers {
     this.#options = options;
   }
 
-  /** Transfers whose signal was aborted already when they were requested. The native thread does not count them. */
+  /**
+   * Transfers whose signal was aborted already when they were requested. The native thread does not
+   * count them.
+   */
   get abortedBeforePost(): number {
     return this.#abortedBeforePost;
   }
 
-  /** Posts a transfer. Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; every other error rejects `done`. */
+  /**
+   * Posts a transfer. Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; every
+   * other error rejects `done`.
+   */
   start(request: TransferRequest): NixlTransfer {
     const askedMs = now();
     return this.#post(request, this.moves(request), askedMs);
@@ -87,13 +102,24 @@ export class Transfers {
     requireValid(request);
     const { operation, local, remote, localIds, remoteIds, runs, offsets } = request;
     const { listId } = this.#options;
-    return [operation === "WRITE", listId(local), listId(remote), localIds, remoteIds, runs, offsets];
+    return [
+      operation === "WRITE",
+      listId(local),
+      listId(remote),
+      localIds,
+      remoteIds,
+      runs,
+      offsets,
+    ];
   }
 
   #post(order: TransferOrder, what: NativeMoves | number, askedMs: number): NixlTransfer {
     const { operation, remote, notification, signal, timeoutMs } = order;
     const { native, calls, keepAlive, clock } = this.#options;
-    if (notification !== undefined && (remote.memoryType === "FILE" || remote.memoryType === "OBJ")) {
+    if (
+      notification !== undefined &&
+      (remote.memoryType === "FILE" || remote.memoryType === "OBJ")
+    ) {
       throw invalid(
         "the transfer has a notification, but its remote side is storage: there is no peer to notify",
       );
@@ -123,12 +149,16 @@ export class Transfers {
       transfer?.fail(error);
       return;
     }
-    // The thread reports a success only after the release of its last NIXL request, so it is the release as well.
+    // The thread reports a success only after the release of its last NIXL request, so it is the
+    // release as well.
     this.onReleased(id);
     transfer?.succeed(resultOf(value as NativeOutcome));
   }
 
-  /** Rejects every transfer that has no outcome. NIXL may still touch its memory, so `released` does not resolve. */
+  /**
+   * Rejects every transfer that has no outcome. NIXL may still touch its memory, so `released` does
+   * not resolve.
+   */
   rejectAll(error: KvError): void {
     for (const transfer of this.#running.values()) transfer.fail(error);
   }
@@ -211,14 +241,20 @@ class RunningTransfer {
   }
 }
 
-/** Checks what the addon does not check itself, before anything is posted: a transfer that cannot be reported would never be released. */
+/**
+ * Checks what the addon does not check itself, before anything is posted: a transfer that cannot be
+ * reported would never be released.
+ */
 function requireValid(request: TransferOrder): void {
   requireObject(request, "KV_TRANSFER_INVALID", "a transfer");
   const { operation, notification, signal, timeoutMs } = request;
   if (operation !== "READ" && operation !== "WRITE") {
     throw invalid(`operation is ${formatValue(operation)}, not READ or WRITE`);
   }
-  if (timeoutMs !== undefined && !(typeof timeoutMs === "number" && timeoutMs > 0 && timeoutMs < 2 ** 31)) {
+  if (
+    timeoutMs !== undefined &&
+    !(typeof timeoutMs === "number" && timeoutMs > 0 && timeoutMs < 2 ** 31)
+  ) {
     throw invalid(`timeoutMs is ${formatValue(timeoutMs)}, not a number between 0 and 2^31`);
   }
   if (signal !== undefined && !isSignal(signal)) {
@@ -231,7 +267,10 @@ function requireValid(request: TransferOrder): void {
 
 const invalid = (message: string): KvError => new KvError("KV_TRANSFER_INVALID", message);
 
-/** Checks the members that are used: an `AbortSignal` of another realm is no instance of this realm's class. */
+/**
+ * Checks the members that are used: an `AbortSignal` of another realm is no instance of this
+ * realm's class.
+ */
 function isSignal(value: unknown): value is AbortSignal {
   if (typeof value !== "object" || value === null) return false;
   const { aborted, addEventListener, removeEventListener } = value as Partial<AbortSignal>;
@@ -243,9 +282,25 @@ function isSignal(value: unknown): value is AbortSignal {
 }
 
 function resultOf(outcome: NativeOutcome): NixlTransferResult {
-  const [lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs, ...measured] =
-    outcome;
-  const result = { lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs };
+  const [
+    lengthBytes,
+    descriptorCount,
+    mergedCount,
+    prepareMs,
+    makeMs,
+    postMs,
+    transferMs,
+    ...measured
+  ] = outcome;
+  const result = {
+    lengthBytes,
+    descriptorCount,
+    mergedCount,
+    prepareMs,
+    makeMs,
+    postMs,
+    transferMs,
+  };
   if (measured.length === 0) return result;
   const [nixlBytes, nixlDescriptors, postUs, transferUs] = measured;
   const nixl = { lengthBytes: nixlBytes, descriptorCount: nixlDescriptors, postUs, transferUs };
@@ -264,7 +319,10 @@ function abortedError(operation: string, signal: AbortSignal): KvError {
   });
 }
 
-/** A caller that awaits only `released` causes no unhandled rejection. Whoever awaits the promise sees its error. */
+/**
+ * A caller that awaits only `released` causes no unhandled rejection. Whoever awaits the promise
+ * sees its error.
+ */
 function withoutUnhandledRejection<T>(promise: Promise<T>): Promise<T> {
   promise.catch(() => {});
   return promise;

@@ -21,14 +21,17 @@ export interface FailedStart {
 }
 
 /**
- * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the remedy; and the error of a library that the
- * loader refused with what the library lacks. Returns other errors unchanged.
+ * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the
+ * remedy; and the error of a library that the loader refused with what the library lacks. Returns
+ * other errors unchanged.
  */
 export async function explainBackendError(error: unknown, start: FailedStart): Promise<unknown> {
   if (KvError.is(error, "KV_LIBRARY_INCOMPATIBLE")) return explainRefusedLibrary(error, start);
   if (!KvError.is(error, "KV_BACKEND_UNAVAILABLE")) return error;
   const { backends, source, libraryPath, environment } = start;
-  const plugins = await describePlugins({ libraryPath, environment }).catch(() => [] as PluginDescription[]);
+  const plugins = await describePlugins({ libraryPath, environment }).catch(
+    () => [] as PluginDescription[],
+  );
   if (plugins.length === 0) return error;
   const found = `plugins of ${libraryPath}: ${plugins.map(summaryOf).join("; ")}`;
   const explained = (message: string, hint: string | undefined) =>
@@ -54,13 +57,17 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       plugin.remedy,
     );
   }
-  const obstacles = backends.some(({ name }) => name === "UCX") ? ucxObstacles(environment.UCX_TLS) : [];
+  const obstacles = backends.some(({ name }) => name === "UCX")
+    ? ucxObstacles(environment.UCX_TLS)
+    : [];
   if (obstacles.length > 0) {
     const reasons = obstacles.map(({ reason }) => reason).join("; ");
     const fixes = obstacles.map(({ fix }) => fix).join("; ");
     return explained(`${error.message} (selected by ${source}): ${reasons}`, fixes);
   }
-  const set = backends.flatMap(({ name }) => variablesSet(environment, backendTraits(name).restrictedBy));
+  const set = backends.flatMap(({ name }) =>
+    variablesSet(environment, backendTraits(name).restrictedBy),
+  );
   if (set.length === 0) return explained(`${error.message} (selected by ${source})`, error.hint);
   const values = set.map((name) => `${name}=${environment[name]}`).join(", ");
   return explained(
@@ -97,10 +104,13 @@ export interface RefusedPeer {
 }
 
 /**
- * Completes the error of a peer whose metadata NIXL refused: UCX on a host that has EFA alone, or variables that may leave no route. Returns
- * other errors unchanged.
+ * Completes the error of a peer whose metadata NIXL refused: UCX on a host that has EFA alone, or
+ * variables that may leave no route. Returns other errors unchanged.
  */
-export function explainRefusedPeer(error: unknown, { backends, environment, devices }: RefusedPeer): unknown {
+export function explainRefusedPeer(
+  error: unknown,
+  { backends, environment, devices }: RefusedPeer,
+): unknown {
   if (!KvError.is(error, "KV_AGENT_METADATA_INVALID") || !error.message.startsWith("NIXL refused"))
     return error;
   const explained = (reason: string, hint: string) =>
@@ -116,7 +126,9 @@ export function explainRefusedPeer(error: unknown, { backends, environment, devi
       "set NIXL_BACKEND=LIBFABRIC, or backends in kv_connector_extra_config, on both sides",
     );
   }
-  const set = backends.flatMap(({ name }) => variablesSet(environment, backendTraits(name).restrictedBy));
+  const set = backends.flatMap(({ name }) =>
+    variablesSet(environment, backendTraits(name).restrictedBy),
+  );
   if (set.length === 0) return error;
   return explained(
     `here ${set.map((name) => `${name}=${environment[name]}`).join(", ")} may leave no route to it`,

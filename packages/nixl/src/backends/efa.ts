@@ -10,7 +10,9 @@ export interface FabricDevice {
   readonly driver: string;
 }
 
-/** The devices in `/sys/class/infiniband`, EFA devices included. Empty when there is no such folder. */
+/**
+ * The devices in `/sys/class/infiniband`, EFA devices included. Empty when there is no such folder.
+ */
 export async function fabricDevices(folder = "/sys/class/infiniband"): Promise<FabricDevice[]> {
   const names = await readdir(folder).catch(() => [] as string[]);
   return await Promise.all(
@@ -24,7 +26,10 @@ export async function fabricDevices(folder = "/sys/class/infiniband"): Promise<F
   );
 }
 
-/** Whether AWS's EFA is the only fabric. UCX has no transport for EFA, and falls back to TCP without a warning. */
+/**
+ * Whether AWS's EFA is the only fabric. UCX has no transport for EFA, and falls back to TCP without
+ * a warning.
+ */
 export function isEfaOnly(devices: readonly FabricDevice[]): boolean {
   return devices.length > 0 && devices.every(({ driver }) => driver === "efa");
 }

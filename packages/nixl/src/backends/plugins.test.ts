@@ -28,7 +28,10 @@ test.runIf(process.platform === "linux")(
   "a damaged plugin: the remedy is the command that replaces it",
   async () => {
     const environment = { PATH: process.env.PATH, XDG_CACHE_HOME: folder };
-    const [plugin] = await describePlugins({ libraryPath: at("link", "libnixl_capi.so"), environment });
+    const [plugin] = await describePlugins({
+      libraryPath: at("link", "libnixl_capi.so"),
+      environment,
+    });
     expect(plugin).toMatchObject({
       name: "UCX",
       loads: false,
@@ -55,6 +58,10 @@ test("what NIXL's core needs of the system: OpenSSL 3 and glibc are named with w
   const openSsl = remedyFor("NIXL", [{ kind: "library", name: "libssl.so.3" }], options);
   expect(openSsl).toContain("apt-get install libssl3");
   expect(openSsl).toContain("Debian 11 has none");
-  const glibc = remedyFor("NIXL", [{ kind: "version", name: "GLIBC_2.28", library: "libc.so.6" }], options);
+  const glibc = remedyFor(
+    "NIXL",
+    [{ kind: "version", name: "GLIBC_2.28", library: "libc.so.6" }],
+    options,
+  );
   expect(glibc).toContain("a system with glibc 2.28 or newer");
 });

@@ -31,13 +31,21 @@ export interface DescribePluginsOptions {
   readonly names?: readonly string[] | undefined;
 }
 
-/** The folder in which NIXL looks for plugins: `NIXL_PLUGIN_DIR`, else `plugins` beside the real file of the library. */
+/**
+ * The folder in which NIXL looks for plugins: `NIXL_PLUGIN_DIR`, else `plugins` beside the real
+ * file of the library.
+ */
 export function pluginFolder(libraryPath: string, environment: Environment = process.env): string {
   return environment.NIXL_PLUGIN_DIR || join(dirname(realLibrary(libraryPath)), "plugins");
 }
 
-/** Describes every plugin in NIXL's folder, in order of name: whether it loads, and what it lacks. Takes about 30 ms for each. */
-export async function describePlugins(options: DescribePluginsOptions): Promise<PluginDescription[]> {
+/**
+ * Describes every plugin in NIXL's folder, in order of name: whether it loads, and what it lacks.
+ * Takes about 30 ms for each.
+ */
+export async function describePlugins(
+  options: DescribePluginsOptions,
+): Promise<PluginDescription[]> {
   const { libraryPath, environment = process.env, names } = options;
   const folder = pluginFolder(libraryPath, environment);
   const reinstall = reinstallHint(libraryPath, environment);
@@ -48,7 +56,9 @@ export async function describePlugins(options: DescribePluginsOptions): Promise<
   const described: PluginDescription[] = [];
   // One after another: each starts a process.
   for (const name of found) {
-    described.push(await describe(name, join(folder, `libplugin_${name}.so`), environment, reinstall));
+    described.push(
+      await describe(name, join(folder, `libplugin_${name}.so`), environment, reinstall),
+    );
   }
   return described;
 }
@@ -65,7 +75,9 @@ async function describe(
   }
   const folder = await dependencyFolder(name, environment);
   const missing =
-    folder === undefined ? missingFromSystem : await missingParts(file, { environment, folders: [folder] });
+    folder === undefined
+      ? missingFromSystem
+      : await missingParts(file, { environment, folders: [folder] });
   if (missing.length > 0) {
     const remedy = remedyFor(name, missing, { hasDependencies: folder !== undefined, reinstall });
     return { name, file, loads: false, missing, supplied: [], remedy };
@@ -83,7 +95,10 @@ export function librariesOf(missing: readonly MissingPart[]): string[] {
   return [...new Set(names)];
 }
 
-/** Names of libraries that come with the wheel: its build tool puts a digest into those that it bundles. */
+/**
+ * Names of libraries that come with the wheel: its build tool puts a digest into those that it
+ * bundles.
+ */
 const OF_THE_WHEEL = /-[0-9a-f]{8}\.so|^libnixl/;
 
 /** NIXL's core is linked to OpenSSL 3 (through gRPC). */
@@ -92,8 +107,8 @@ const OPENSSL_REMEDY =
   "install OpenSSL 3: apt-get install libssl3 (Debian 12, Ubuntu 22.04, or later), dnf install openssl-libs (RHEL 9, Fedora, Amazon Linux 2023), dnf install openssl3-libs (RHEL 8 with EPEL); Debian 11 has none: use a newer image, such as node:22-bookworm";
 
 /**
- * What helps when a plugin, or NIXL's library, lacks these parts. `reinstall` says how to install NIXL again; `hasDependencies` says that
- * `kv-nixl install --with` has been run for it.
+ * What helps when a plugin, or NIXL's library, lacks these parts. `reinstall` says how to install
+ * NIXL again; `hasDependencies` says that `kv-nixl install --with` has been run for it.
  */
 export function remedyFor(
   name: string,
@@ -110,7 +125,8 @@ export function remedyFor(
   if (version !== undefined) {
     return `a newer ${version.library}, or the NIXL that is known to work with it: npx --no-install kv-nixl install`;
   }
-  if (name === "LIBFABRIC" && !hasDependencies) return "npx --no-install kv-nixl install --with libfabric";
+  if (name === "LIBFABRIC" && !hasDependencies)
+    return "npx --no-install kv-nixl install --with libfabric";
   if (libraries.length === 0) return reinstall;
   const cuda = libraries.every((library) => /^libcu/.test(library));
   const packages = cuda ? "CUDA's driver and runtime" : "the system's packages";
@@ -125,12 +141,16 @@ export function summaryOf(plugin: PluginDescription): string {
   return `${plugin.name} (lacks ${[first, ...more].join(", ")})`;
 }
 
-/** For each backend whose plugin needs libraries from outside the wheel: how their folder's name begins, in the cache and in the package. */
+/**
+ * For each backend whose plugin needs libraries from outside the wheel: how their folder's name
+ * begins, in the cache and in the package.
+ */
 const FOLDER_PREFIXES: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
 
 /**
- * The folder of the libraries from outside the wheel that a backend's plugin needs: what `kv-nixl install --with` installed, else that of the
- * optional package `@kv/nixl-libs-…`; undefined when there is none. The newest version wins.
+ * The folder of the libraries from outside the wheel that a backend's plugin needs: what
+ * `kv-nixl install --with` installed, else that of the optional package `@kv/nixl-libs-…`;
+ * undefined when there is none. The newest version wins.
  */
 export async function dependencyFolder(
   backend: string,
@@ -148,7 +168,10 @@ export async function dependencyFolder(
   return undefined;
 }
 
-/** Variables that libraries of a dependency folder need. They are set where the user has not set them. */
+/**
+ * Variables that libraries of a dependency folder need. They are set where the user has not set
+ * them.
+ */
 export function variablesFor(
   folder: string,
   supplied: readonly string[],

@@ -13,14 +13,18 @@ export interface Preload {
 const NOTHING: Preload = { libraries: [], variables: [] };
 
 /**
- * Finds the libraries that `kv-nixl install --with` installed and that a backend's plugin does not find by itself. A library of the system is
- * never replaced, unless the plugin needs a newer version of it. To ask the loader takes about 60 ms, so results are remembered, for as long
- * as the plugin's folder and the folder of the libraries stay the same, and until `forget`.
+ * Finds the libraries that `kv-nixl install --with` installed and that a backend's plugin does not
+ * find by itself. A library of the system is never replaced, unless the plugin needs a newer
+ * version of it. To ask the loader takes about 60 ms, so results are remembered, for as long as the
+ * plugin's folder and the folder of the libraries stay the same, and until `forget`.
  */
 export class PreloadFinder {
   readonly #found = new Map<string, Promise<Preload>>();
 
-  /** The preload of a backend. Empty when nothing is installed for it, when its plugin loads without it, or when the plugin does not load even with it. */
+  /**
+   * The preload of a backend. Empty when nothing is installed for it, when its plugin loads without
+   * it, or when the plugin does not load even with it.
+   */
   async find(backend: string, libraryPath: string, environment: Environment): Promise<Preload> {
     const folder = await dependencyFolder(backend, environment);
     if (folder === undefined) return NOTHING;
@@ -35,7 +39,10 @@ export class PreloadFinder {
     }
   }
 
-  /** Asks the loader again next time. Call it when an agent did not start with the libraries that were found. */
+  /**
+   * Asks the loader again next time. Call it when an agent did not start with the libraries that
+   * were found.
+   */
   forget(): void {
     this.#found.clear();
   }

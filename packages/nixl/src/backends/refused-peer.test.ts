@@ -28,7 +28,9 @@ test("a peer that UCX cannot reach from a host with EFA alone: the error names E
   expect(message).toBe(
     `${refused.message}; EFA (rdmap0) is the only fabric of this host, and UCX has no transport for it`,
   );
-  expect(hint).toMatch(/^set NIXL_BACKEND=LIBFABRIC, or backends.* on both sides; give both agents/);
+  expect(hint).toMatch(
+    /^set NIXL_BACKEND=LIBFABRIC, or backends.* on both sides; give both agents/,
+  );
 });
 
 test("on other hosts the error names the variables that restrict the route, with their values", () => {

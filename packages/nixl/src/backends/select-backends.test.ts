@@ -49,9 +49,17 @@ test("NIXL_BACKEND before VLLM_NIXL_BACKEND before the default", () => {
 });
 
 test("a variable that nothing reads gets a warning, whatever is selected", () => {
-  const { warnings } = choose(["LIBFABRIC"], { VLLM_NIXL_KVCACHE_BACKEND: "UCX", FI_PROVIDER: "efa" });
+  const { warnings } = choose(["LIBFABRIC"], {
+    VLLM_NIXL_KVCACHE_BACKEND: "UCX",
+    FI_PROVIDER: "efa",
+  });
   expect(warnings).toEqual([
-    ["nixl-variable-unused", "VLLM_NIXL_KVCACHE_BACKEND", "UCX", "LIBFABRIC from the option backends"],
+    [
+      "nixl-variable-unused",
+      "VLLM_NIXL_KVCACHE_BACKEND",
+      "UCX",
+      "LIBFABRIC from the option backends",
+    ],
   ]);
 });
 
@@ -59,21 +67,24 @@ test("refuses invalid names and empty lists", () => {
   expect(() => choose(["../evil"], {})).toThrow(/not the name of a NIXL backend/);
   expect(() => choose(undefined, { NIXL_BACKEND: "," })).toThrow(/names no backend/);
   expect(() => validateAgentBackends([])).toThrow(/empty/);
-  expect(() => validateAgentBackends([{ name: "UCX", parameters: { num_threads: "some" } }])).toThrow(
-    /"some" instead of a whole number for the parameter num_threads of backend UCX/,
-  );
+  expect(() =>
+    validateAgentBackends([{ name: "UCX", parameters: { num_threads: "some" } }]),
+  ).toThrow(/"some" instead of a whole number for the parameter num_threads of backend UCX/);
   expect(validateAgentBackends([{ name: "UCX", parameters: { num_threads: "4" } }])).toEqual([
     { name: "UCX", parameters: { num_threads: "4" } },
   ]);
 });
 
 test("a variable that only the other backend reads gets a warning, names with a prefix included", () => {
-  const names = ({ warnings }: { warnings: unknown[] }) => warnings.map((line) => (line as string[])[1]);
+  const names = ({ warnings }: { warnings: unknown[] }) =>
+    warnings.map((line) => (line as string[])[1]);
   expect(names(choose(["LIBFABRIC"], { UCX_MEMTYPE_CACHE: "n", UCX_TLS: "tcp" }))).toEqual([
     "UCX_MEMTYPE_CACHE",
     "UCX_TLS",
   ]);
   expect(names(choose(["UCX"], { UCX_MEMTYPE_CACHE: "n" }))).toEqual([]);
   expect(names(choose(["UCX"], { FI_EFA_FORK_SAFE: "1" }))).toEqual(["FI_EFA_FORK_SAFE"]);
-  expect(names(choose(["UCX", "LIBFABRIC"], { UCX_MEMTYPE_CACHE: "n", FI_PROVIDER: "efa" }))).toEqual([]);
+  expect(
+    names(choose(["UCX", "LIBFABRIC"], { UCX_MEMTYPE_CACHE: "n", FI_PROVIDER: "efa" })),
+  ).toEqual([]);
 });

@@ -17,13 +17,19 @@ export const DEFAULT_SOURCE = "the default";
 
 /** The settings that select backends. */
 export interface BackendSettings {
-  /** Backends that an option names, in order of preference; undefined or empty to leave it to the variables. */
+  /**
+   * Backends that an option names, in order of preference; undefined or empty to leave it to the
+   * variables.
+   */
   readonly explicit: readonly (BackendSpec | string)[] | undefined;
   /** The name of that option for messages; "the option backends" by default. */
   readonly option?: string | undefined;
   /** Where `NIXL_BACKEND` and `VLLM_NIXL_BACKEND` are read. */
   readonly environment: Environment;
-  /** Gets `nixl-variable-unused` for each variable that is set and has no effect, with its value and the setting that is used. */
+  /**
+   * Gets `nixl-variable-unused` for each variable that is set and has no effect, with its value and
+   * the setting that is used.
+   */
   readonly log?: Log | undefined;
 }
 
@@ -36,8 +42,9 @@ export interface SelectedBackends {
 }
 
 /**
- * Selects the backends of an agent: those of the option, else those of `NIXL_BACKEND` or `VLLM_NIXL_BACKEND` (names separated by commas),
- * else UCX. Throws `KV_BACKEND_UNAVAILABLE` for names that cannot be a backend's, `KV_AGENT_INVALID` for parameters that are not strings.
+ * Selects the backends of an agent: those of the option, else those of `NIXL_BACKEND` or
+ * `VLLM_NIXL_BACKEND` (names separated by commas), else UCX. Throws `KV_BACKEND_UNAVAILABLE` for
+ * names that cannot be a backend's, `KV_AGENT_INVALID` for parameters that are not strings.
  */
 export function selectBackends(settings: BackendSettings): SelectedBackends {
   const { explicit, option = "the option backends", environment, log = silentLog } = settings;
@@ -50,9 +57,12 @@ export function selectBackends(settings: BackendSettings): SelectedBackends {
   };
   for (const name of SELECTING) if (name !== source) warn(name, `${source} comes first`);
   for (const [name, why] of Object.entries(WITHOUT_EFFECT)) warn(name, why);
-  const ignored = backends.map((spec) => variablesSet(environment, backendTraits(spec.name).ignores));
+  const ignored = backends.map((spec) =>
+    variablesSet(environment, backendTraits(spec.name).ignores),
+  );
   for (const name of new Set(ignored.flat())) {
-    if (ignored.every((names) => names.includes(name))) warn(name, "the selected backend does not read it");
+    if (ignored.every((names) => names.includes(name)))
+      warn(name, "the selected backend does not read it");
   }
   return selected;
 }
@@ -65,19 +75,25 @@ function select(
   const asked = explicit === undefined ? [] : specsOf(explicit, option);
   if (asked.length > 0) return { backends: asked, source: option };
   const variable = SELECTING.find((name) => valueIn(environment, name) !== undefined);
-  if (variable === undefined) return { backends: [{ name: DEFAULT_BACKEND }], source: DEFAULT_SOURCE };
+  if (variable === undefined)
+    return { backends: [{ name: DEFAULT_BACKEND }], source: DEFAULT_SOURCE };
   const value = valueIn(environment, variable) ?? "";
   const names = value.split(",").map((name) => name.trim());
   const backends = names.filter((name) => name !== "").map(specOf);
   if (backends.length > 0) return { backends, source: variable };
-  throw new KvError("KV_BACKEND_UNAVAILABLE", `${variable} names no backend: ${JSON.stringify(value)}`, {
-    hint: `such as ${variable}=LIBFABRIC, or unset it for ${DEFAULT_BACKEND}`,
-  });
+  throw new KvError(
+    "KV_BACKEND_UNAVAILABLE",
+    `${variable} names no backend: ${JSON.stringify(value)}`,
+    {
+      hint: `such as ${variable}=LIBFABRIC, or unset it for ${DEFAULT_BACKEND}`,
+    },
+  );
 }
 
 /**
- * Validates the backends of an agent's own options. Throws `KV_BACKEND_UNAVAILABLE` for an empty list and for names that cannot be a
- * backend's, `KV_AGENT_INVALID` for parameters that are not strings.
+ * Validates the backends of an agent's own options. Throws `KV_BACKEND_UNAVAILABLE` for an empty
+ * list and for names that cannot be a backend's, `KV_AGENT_INVALID` for parameters that are not
+ * strings.
  */
 export function validateAgentBackends(backends: readonly (BackendSpec | string)[]): BackendSpec[] {
   const specs = specsOf(backends, "the agent's backends");
@@ -114,7 +130,10 @@ function specOf(entry: BackendSpec | string): BackendSpec {
   return spec;
 }
 
-/** Parameters of UCX that are counts. NIXL 0.10.1 and 1.0.1 silently use their default when such a value is not a number. */
+/**
+ * Parameters of UCX that are counts. NIXL 0.10.1 and 1.0.1 silently use their default when such a
+ * value is not a number.
+ */
 const UCX_COUNTS: ReadonlySet<string> = new Set(["num_workers", "num_threads"]);
 
 /** A value may be a secret, so messages state its type only. */
@@ -130,9 +149,12 @@ function requireParameters({ name, parameters }: BackendSpec): void {
   for (const [key, value] of Object.entries(parameters)) {
     if (key === "") throw invalid("a parameter without a name");
     if (typeof value !== "string") {
-      throw invalid(`${value === null ? "null" : typeof value} instead of a string for the parameter ${key}`);
+      throw invalid(
+        `${value === null ? "null" : typeof value} instead of a string for the parameter ${key}`,
+      );
     }
-    if (`${key}${value}`.includes("\0")) throw invalid(`a NUL in the parameter ${formatValue(key)}`);
+    if (`${key}${value}`.includes("\0"))
+      throw invalid(`a NUL in the parameter ${formatValue(key)}`);
     if (name === "UCX" && UCX_COUNTS.has(key) && !/^\d{1,9}$/.test(value)) {
       throw invalid(`${formatValue(value)} instead of a whole number for the parameter ${key}`);
     }

@@ -1,7 +1,10 @@
 import { expect, test } from "vitest";
 import { ucxObstacles } from "./ucx-obstacles.js";
 
-const host = (missing: string, { interfaces = ["lo"], files = {} as Record<string, string> } = {}) => ({
+const host = (
+  missing: string,
+  { interfaces = ["lo"], files = {} as Record<string, string> } = {},
+) => ({
   exists: (path: string) => path !== missing,
   writable: (path: string) => `read-only ${path}` !== missing,
   interfaces: () => interfaces,
@@ -10,11 +13,16 @@ const host = (missing: string, { interfaces = ["lo"], files = {} as Record<strin
 const reasons = (of: ReturnType<typeof host>, transports?: string) =>
   ucxObstacles(transports, of).map(({ reason, fix }) => `${reason}: ${fix}`);
 
-/** nixl.md N10: the error only said that NIXL's log has more. test/backends/ucx-cannot-start.test.ts has each with UCX itself. */
+/**
+ * nixl.md N10: the error only said that NIXL's log has more. test/backends/ucx-cannot-start.test.ts
+ * has each with UCX itself.
+ */
 test("N10: what keeps UCX from starting is named, with what to set", () => {
   expect(reasons(host("nothing"))).toEqual([]);
   expect(reasons(host("/dev/shm"))).toEqual([]);
-  expect(reasons(host("read-only /dev/shm"))).toEqual([expect.stringContaining("set UCX_TLS=^posix")]);
+  expect(reasons(host("read-only /dev/shm"))).toEqual([
+    expect.stringContaining("set UCX_TLS=^posix"),
+  ]);
   expect(reasons(host("read-only /dev/shm"), "^sysv,posix")).toEqual([]);
   expect(reasons(host("/sys/class/net", { interfaces: [] }))).toEqual([
     expect.stringContaining("mount /sys"),
@@ -38,8 +46,12 @@ test("N10: limits of System V shared memory, and segments that others hold", () 
   expect(sysv({ ...usual, shmmni: "2" })).toEqual([
     expect.stringMatching(/kernel.shmmni is 2, and 2 segments are in use: raise .* UCX_TLS=\^sysv/),
   ]);
-  expect(sysv({ ...usual, shmmax: "36863" })).toEqual([expect.stringContaining("kernel.shmmax is 36863")]);
-  expect(sysv({ ...usual, shmall: "1066" })).toEqual([expect.stringContaining("1058 pages are in use")]);
+  expect(sysv({ ...usual, shmmax: "36863" })).toEqual([
+    expect.stringContaining("kernel.shmmax is 36863"),
+  ]);
+  expect(sysv({ ...usual, shmall: "1066" })).toEqual([
+    expect.stringContaining("1058 pages are in use"),
+  ]);
   expect(sysv({ ...usual, shmmni: "0" }, "^sysv")).toEqual([]);
 });
 

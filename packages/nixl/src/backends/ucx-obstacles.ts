@@ -26,12 +26,18 @@ const SEGMENT_BYTES = 36_864;
 const PAGE_BYTES = 4096;
 
 /**
- * Looks for what UCX needs and cannot do without: it logs the reason to stderr alone, and NIXL drops it. `transports` is `UCX_TLS`: what it leaves out is no
- * obstacle. Tried with UCX 1.20: a `/dev/shm` that is missing, or small, is no obstacle, and one that is read-only is.
+ * Looks for what UCX needs and cannot do without: it logs the reason to stderr alone, and NIXL
+ * drops it. `transports` is `UCX_TLS`: what it leaves out is no obstacle. Tried with UCX 1.20: a
+ * `/dev/shm` that is missing, or small, is no obstacle, and one that is read-only is.
  */
 export function ucxObstacles(
   transports: string | undefined,
-  host: Host = { exists: existsSync, writable, interfaces: () => Object.keys(networkInterfaces()), read },
+  host: Host = {
+    exists: existsSync,
+    writable,
+    interfaces: () => Object.keys(networkInterfaces()),
+    read,
+  },
 ): Obstacle[] {
   const obstacles: Obstacle[] = [];
   const leftOut = transports?.startsWith("^") ? transports.slice(1).split(",") : [];
@@ -55,7 +61,10 @@ export function ucxObstacles(
   return obstacles;
 }
 
-/** The limit of System V shared memory by which the kernel refuses UCX's next segment; undefined when there is none. */
+/**
+ * The limit of System V shared memory by which the kernel refuses UCX's next segment; undefined
+ * when there is none.
+ */
 function refusedSegments(host: Host): { setting: string; why: string } | undefined {
   const limit = (name: string) => {
     const text = host.read(`/proc/sys/kernel/${name}`).trim();
@@ -71,7 +80,8 @@ function refusedSegments(host: Host): { setting: string; why: string } | undefin
     setting: `kernel.${setting}`,
     why: `kernel.${setting} is ${limit(setting)}, and ${why}`,
   });
-  if (limit("shmmni") <= lines.length) return refused("shmmni", `${lines.length} segments are in use`);
+  if (limit("shmmni") <= lines.length)
+    return refused("shmmni", `${lines.length} segments are in use`);
   if (limit("shmmax") < SEGMENT_BYTES)
     return refused("shmmax", `UCX takes segments of ${SEGMENT_BYTES} bytes`);
   if (limit("shmall") < pages + SEGMENT_BYTES / PAGE_BYTES)

@@ -41,12 +41,18 @@ export function addBench(program: Command): void {
     .description("measure transfers between two processes, or two hosts, part by part")
     .option("--listen <[host:]port>", "be the target of a benchmark on another host", listenAddress)
     .option("--connect <host:port>", "benchmark against a target that listens there", hostAndPort)
-    .option("--operation <list>", "READ, WRITE or both", listOf(oneOf("READ", "WRITE")), ["READ", "WRITE"])
+    .option("--operation <list>", "READ, WRITE or both", listOf(oneOf("READ", "WRITE")), [
+      "READ",
+      "WRITE",
+    ])
     .option("--sizes <list>", "bytes per transfer", listOf(words), [64 << 20])
     .option("--blocks <list>", "bytes per descriptor", listOf(words), [4 << 10, 64 << 10, 1 << 20])
-    .option("--order <list>", "contiguous, scattered or both", listOf(oneOf("contiguous", "scattered")), [
-      "scattered",
-    ])
+    .option(
+      "--order <list>",
+      "contiguous, scattered or both",
+      listOf(oneOf("contiguous", "scattered")),
+      ["scattered"],
+    )
     .option("--rounds <count>", "measured transfers of each kind", count, 7)
     .option("--backend <name>", "backend of NIXL; selected as by nixlTransport by default")
     .option("--no-check", "do not compare the bytes of both sides")
@@ -72,7 +78,9 @@ async function run(options: Options): Promise<void> {
   if (listen !== undefined) return serve(listen, options.maxBytes);
   const longest = Math.max(...options.sizes);
   const target =
-    connect === undefined ? await startTarget(longest) : await connectTarget(connect.host, connect.port);
+    connect === undefined
+      ? await startTarget(longest)
+      : await connectTarget(connect.host, connect.port);
   try {
     const report = await measure(target, {
       operations: options.operation,
@@ -84,7 +92,9 @@ async function run(options: Options): Promise<void> {
       timeoutMs: options.timeout,
       backend: options.backend,
       onRow: ({ operation, sizeBytes, blockBytes, order }) =>
-        printError(`${operation} ${sizeText(sizeBytes)} in ${sizeText(blockBytes)}, ${order}: done\n`),
+        printError(
+          `${operation} ${sizeText(sizeBytes)} in ${sizeText(blockBytes)}, ${order}: done\n`,
+        ),
     });
     if (json) printJson(report);
     else print(benchTable(report));

@@ -10,7 +10,10 @@ import { type BenchRequest, channelOf, INITIATOR_LIMITS, replySchema } from "./p
 export interface RemoteTarget {
   /** Where it is, for reports. */
   readonly where: string;
-  /** Sends a request. Rejects with the target's error, `KV_SIDE_CHANNEL_CLOSED` when it has gone, or `KV_WIRE_MALFORMED`. */
+  /**
+   * Sends a request. Rejects with the target's error, `KV_SIDE_CHANNEL_CLOSED` when it has gone, or
+   * `KV_WIRE_MALFORMED`.
+   */
   ask<T>(request: BenchRequest, answer: z.ZodType<T>): Promise<T>;
   /** Disconnects. */
   close(): Promise<void>;
@@ -39,7 +42,10 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
       channel.send(request);
       const message = await channel.next();
       if (message === undefined) {
-        throw new KvError("KV_SIDE_CHANNEL_CLOSED", `the target at ${where} ended before it answered`);
+        throw new KvError(
+          "KV_SIDE_CHANNEL_CLOSED",
+          `the target at ${where} ended before it answered`,
+        );
       }
       const reply = replySchema.safeParse(message);
       if (!reply.success) throw malformed(where, reply.error);
@@ -61,13 +67,20 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
   };
 }
 
-/** Starts a target in a second process of this host, which ends with `close` or with this process. Rejects with `KV_TRANSPORT_UNAVAILABLE`. */
+/**
+ * Starts a target in a second process of this host, which ends with `close` or with this process.
+ * Rejects with `KV_TRANSPORT_UNAVAILABLE`.
+ */
 export async function startTarget(
   maxBytes: number,
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): Promise<RemoteTarget> {
   // NIXL's output must not mix with the report on stdout.
-  const child = new ChildProcess({ ...childTask("bench-target", String(maxBytes)), env, output: "stderr" });
+  const child = new ChildProcess({
+    ...childTask("bench-target", String(maxBytes)),
+    env,
+    output: "stderr",
+  });
   const { port } = await child.answer<{ port: number }>({
     what: "the second process of the benchmark did not start",
     code: "KV_TRANSPORT_UNAVAILABLE",

@@ -29,8 +29,8 @@ export interface BenchPlan {
 }
 
 /**
- * Measures every combination of the plan whose size is a multiple of the block size. Rejects with `KV_REQUEST_INVALID` when there is none, and
- * with errors of the transport and the target.
+ * Measures every combination of the plan whose size is a multiple of the block size. Rejects with
+ * `KV_REQUEST_INVALID` when there is none, and with errors of the transport and the target.
  */
 export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<BenchReport> {
   const cells = plan.sizesBytes.flatMap((sizeBytes) =>
@@ -48,10 +48,16 @@ export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<Be
   const transport = nixlTransport();
   let memory: Memory | undefined;
   try {
-    const agent = await transport.createAgent(backend === undefined ? {} : { backends: [{ name: backend }] });
+    const agent = await transport.createAgent(
+      backend === undefined ? {} : { backends: [{ name: backend }] },
+    );
     memory = transport.allocate(lengthBytes);
     await agent.register(memory);
-    const request = { do: "open", lengthBytes, ...(backend === undefined ? {} : { backend }) } as const;
+    const request = {
+      do: "open",
+      lengthBytes,
+      ...(backend === undefined ? {} : { backend }),
+    } as const;
     const opened = await target.ask(request, openedSchema);
     const remoteName = await agent.addRemote(Buffer.from(opened.metadata, "base64"));
     const rows: BenchRow[] = [];
@@ -59,7 +65,16 @@ export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<Be
       const lists = await prepareLists(agent, remoteName, memory.address, opened.address, cell);
       for (const operation of plan.operations) {
         for (const order of plan.orders) {
-          const row = await measureRow({ agent, memory, target, plan, ...cell, ...lists, operation, order });
+          const row = await measureRow({
+            agent,
+            memory,
+            target,
+            plan,
+            ...cell,
+            ...lists,
+            operation,
+            order,
+          });
           rows.push(row);
           plan.onRow?.(row);
         }

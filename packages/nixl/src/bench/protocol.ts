@@ -27,7 +27,11 @@ export const requestSchema = z.discriminatedUnion("do", [
 /** A request of the initiator. */
 export type BenchRequest = z.infer<typeof requestSchema>;
 
-const errorSchema = z.object({ code: z.string(), message: z.string(), hint: z.string().optional() });
+const errorSchema = z.object({
+  code: z.string(),
+  message: z.string(),
+  hint: z.string().optional(),
+});
 
 /** The answer to `open`. */
 export const openedSchema = z.object({
@@ -50,7 +54,10 @@ export const replySchema = z.union([
 export interface Channel {
   /** Sends a message. */
   send(message: object): void;
-  /** The next message; undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or `KV_WIRE_LIMIT_EXCEEDED`. */
+  /**
+   * The next message; undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or
+   * `KV_WIRE_LIMIT_EXCEEDED`.
+   */
   next(): Promise<unknown>;
   /** Closes the connection. */
   close(): void;

@@ -8,12 +8,16 @@ const benchRowSchema = z.object({
   operation: z.enum(["READ", "WRITE"]),
   sizeBytes: z.int().describe("Bytes of one transfer."),
   blockBytes: z.int().describe("Bytes of one descriptor."),
-  order: z.enum(["contiguous", "scattered"]).describe("Order of the blocks; adjacent blocks are merged."),
+  order: z
+    .enum(["contiguous", "scattered"])
+    .describe("Order of the blocks; adjacent blocks are merged."),
   rounds: z.int(),
   prepareMs: spreadSchema.describe(
     "From the call to the first post, and the time to make the later requests.",
   ),
-  postMs: spreadSchema.describe("Inside the post calls. Nearly everything where the post is the copy."),
+  postMs: spreadSchema.describe(
+    "Inside the post calls. Nearly everything where the post is the copy.",
+  ),
   transferMs: spreadSchema.describe("From the first post to the last byte."),
   totalMs: spreadSchema.describe("From the call until the promise has settled."),
   gigabytesPerSecond: spreadSchema.describe("Computed from totalMs, in units of 10^9 bytes."),
@@ -87,7 +91,9 @@ export function benchTable({ target, backends, rows }: BenchReport): string {
     ];
   });
   const all = [HEADINGS, ...table];
-  const widths = HEADINGS.map((_, column) => Math.max(...all.map((cells) => cells[column]?.length ?? 0)));
+  const widths = HEADINGS.map((_, column) =>
+    Math.max(...all.map((cells) => cells[column]?.length ?? 0)),
+  );
   const lines = all.map((cells) =>
     cells
       .map((cell, i) => cell.padEnd(widths[i] ?? 0))

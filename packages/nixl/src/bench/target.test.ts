@@ -56,7 +56,9 @@ const tries: { readonly [K in keyof TargetLimits]: () => Promise<void> } = {
     expect(await (await open()).closed).toContain("1 sessions of 127.0.0.1");
     expect(await first.ask(FILL)).toContain("begins with open");
     first.socket.destroy();
-    await expect.poll(async () => (await (await open()).ask(FILL)).includes("begins with open")).toBe(true);
+    await expect
+      .poll(async () => (await (await open()).ask(FILL)).includes("begins with open"))
+      .toBe(true);
   },
   async maxLineBytes() {
     await listen();
@@ -71,7 +73,8 @@ const tries: { readonly [K in keyof TargetLimits]: () => Promise<void> } = {
     const first = await open();
     const deaf = await open();
     deaf.socket.pause();
-    // Each request of 23 bytes has an answer of 80. The sockets' buffers take the first MBs of them.
+    // Each request of 23 bytes has an answer of 80. The sockets' buffers take the first MBs of
+    // them.
     const write = () => {
       while (!deaf.socket.destroyed && deaf.socket.write(`${FILL}\n`.repeat(1000)));
     };
@@ -112,7 +115,8 @@ describe("limits of a target of benchmarks", () => {
       session.ask(JSON.stringify({ do: "open", lengthBytes, backend }));
     // The agent cannot be created, so the session may ask again.
     expect(await ask(1 << 19)).toContain("error");
-    for (let time = 0; time < 4; time++) expect(await ask(1 << 21)).toContain("allocates 1048576 at most");
+    for (let time = 0; time < 4; time++)
+      expect(await ask(1 << 21)).toContain("allocates 1048576 at most");
     expect(await ask(1 << 21)).not.toContain("other sessions have -");
     expect(await ask((1 << 20) + 1)).toContain("allocates 1048576 at most");
   });

@@ -114,10 +114,14 @@ class Room {
     this.maxBytes = maxBytes;
   }
 
-  /** Takes room until the returned function is called, which may be called again. Errors: `KV_REQUEST_INVALID`. */
+  /**
+   * Takes room until the returned function is called, which may be called again. Errors:
+   * `KV_REQUEST_INVALID`.
+   */
   take(lengthBytes: number): () => void {
     if (this.#takenBytes + lengthBytes > this.maxBytes) {
-      const others = this.#takenBytes === 0 ? "" : `, of which other sessions have ${this.#takenBytes}`;
+      const others =
+        this.#takenBytes === 0 ? "" : `, of which other sessions have ${this.#takenBytes}`;
       throw new KvError(
         "KV_REQUEST_INVALID",
         `${lengthBytes} bytes were requested, but this target allocates ${this.maxBytes} at most${others}`,
@@ -137,16 +141,25 @@ function listening(server: Server, host: string, port: number): Promise<void> {
   return new Promise((resolve, reject) => {
     server.once("error", (error) =>
       reject(
-        new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `cannot listen on ${host}:${port}: ${error.message}`, {
-          hint: "use another port, or end the program that listens there",
-        }),
+        new KvError(
+          "KV_SIDE_CHANNEL_BIND_FAILED",
+          `cannot listen on ${host}:${port}: ${error.message}`,
+          {
+            hint: "use another port, or end the program that listens there",
+          },
+        ),
       ),
     );
     server.listen(port, host, resolve);
   });
 }
 
-async function serve(socket: Socket, transport: Transport, room: Room, limits: TargetLimits): Promise<void> {
+async function serve(
+  socket: Socket,
+  transport: Transport,
+  room: Room,
+  limits: TargetLimits,
+): Promise<void> {
   const channel = channelOf(socket, limits);
   let agent: Agent | undefined;
   let memory: Memory | undefined;
@@ -160,7 +173,9 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
       leaveRoom = room.take(request.lengthBytes);
       const { backend } = request;
       await agent?.close();
-      agent = await transport.createAgent(backend === undefined ? {} : { backends: [{ name: backend }] });
+      agent = await transport.createAgent(
+        backend === undefined ? {} : { backends: [{ name: backend }] },
+      );
       memory = transport.allocate(request.lengthBytes);
       await agent.register(memory);
       const metadata = await agent.localMetadata();
@@ -178,7 +193,11 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
   const deadline = (ms: number) => setTimeout(() => socket.destroy(), ms).unref();
   let timer = deadline(limits.firstRequestMs);
   try {
-    for (let message = await channel.next(); message !== undefined; message = await channel.next()) {
+    for (
+      let message = await channel.next();
+      message !== undefined;
+      message = await channel.next()
+    ) {
       clearTimeout(timer);
       // Requests that were sent ahead wait their turn, so that other sessions get theirs.
       await new Promise((resolve) => setImmediate(resolve));
@@ -192,7 +211,11 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
         }
         channel.send({ ok: await answer(parsed.data) });
       } catch (error) {
-        const { code, message: text, hint } = KvError.from(error, "KV_INTERNAL", "the target failed");
+        const {
+          code,
+          message: text,
+          hint,
+        } = KvError.from(error, "KV_INTERNAL", "the target failed");
         channel.send({ error: { code, message: text, ...(hint === undefined ? {} : { hint }) } });
       }
       timer = deadline(limits.idleMs);
@@ -206,7 +229,10 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
   }
 }
 
-/** The task `bench-target` of a child process: listens on loopback, reports its port, and ends with the process that started it. */
+/**
+ * The task `bench-target` of a child process: listens on loopback, reports its port, and ends with
+ * the process that started it.
+ */
 export async function benchTarget([maxBytes]: readonly string[]): Promise<never> {
   const target = await listenAsTarget({ host: "127.0.0.1", port: 0, maxBytes: Number(maxBytes) });
   await sendToOwner({ value: { port: target.port } });
@@ -233,7 +259,9 @@ class Sessions {
       return;
     }
     if (own >= maxSessionsPerAddress) {
-      refuse(`the target has ${maxSessionsPerAddress} sessions of ${address}, its limit for one address`);
+      refuse(
+        `the target has ${maxSessionsPerAddress} sessions of ${address}, its limit for one address`,
+      );
       return;
     }
     this.#perAddress.set(address, own + 1);

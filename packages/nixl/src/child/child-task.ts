@@ -2,7 +2,10 @@ import { KvError } from "@kv/interface";
 import type { ChildOptions } from "@kv/program";
 import { requireHere } from "../require-here.js";
 
-/** What starts a process that runs a task of `main.ts`, with these arguments. Throws `KV_TRANSPORT_UNAVAILABLE` in a bundle that left that file behind. */
+/**
+ * What starts a process that runs a task of `main.ts`, with these arguments. Throws
+ * `KV_TRANSPORT_UNAVAILABLE` in a bundle that left that file behind.
+ */
 export function childTask(task: string, ...args: readonly string[]): ChildOptions {
   try {
     return { module: requireHere.resolve("@kv/nixl/child"), args: [task, ...args] };
@@ -10,7 +13,10 @@ export function childTask(task: string, ...args: readonly string[]): ChildOption
     throw new KvError(
       "KV_TRANSPORT_UNAVAILABLE",
       "the module @kv/nixl/child, which another process runs, is not beside this program: a bundler has left it out",
-      { hint: 'keep @kv/nixl out of the bundle (see "Bundlers and containers" in its README)', cause: error },
+      {
+        hint: 'keep @kv/nixl out of the bundle (see "Bundlers and containers" in its README)',
+        cause: error,
+      },
     );
   }
 }

@@ -20,7 +20,9 @@ export interface DoctorOptions {
   readonly backends?: readonly string[] | undefined;
   /** Move bytes between two processes. @default true */
   readonly pair?: boolean | undefined;
-  /** The longest that one probe may take. Each probe runs in a process of its own. @default 60_000 */
+  /**
+   * The longest that one probe may take. Each probe runs in a process of its own. @default 60_000
+   */
   readonly timeoutMs?: number | undefined;
   /** The variables that apply. @default process.env */
   readonly environment?: Environment | undefined;
@@ -31,21 +33,25 @@ export interface DoctorOptions {
 const TIMEOUT_MS = 60_000;
 
 /**
- * Checks everything that decides whether NIXL works on this machine, and how fast: Node, the addon, the library, plugins, the machine, the
- * variables, and transfers between two processes. Steps that may crash or hang run in another process. Problems are part of the report; it
- * does not reject because of them.
+ * Checks everything that decides whether NIXL works on this machine, and how fast: Node, the addon,
+ * the library, plugins, the machine, the variables, and transfers between two processes. Steps that
+ * may crash or hang run in another process. Problems are part of the report; it does not reject
+ * because of them.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { environment = process.env, host = realHost(), timeoutMs = TIMEOUT_MS } = options;
   const requested = requestedBackends(environment, options);
   const { check: library, located } = await libraryCheck(host, environment, options.library);
-  const env = located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
+  const env =
+    located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
   const probe: Probe = (task, args, more = {}) =>
     runInChild({ ...childTask(task, ...args), timeoutMs, env: { ...env, ...more } });
 
   const runtime = runtimeChecks(host, await probe("probe-runtime", []));
   const plugins =
-    located === undefined ? [] : await pluginChecks(located.path, requested.names, host, environment);
+    located === undefined
+      ? []
+      : await pluginChecks(located.path, requested.names, host, environment);
   const backends: Check[] = [];
   const pairs: Check[] = [];
   for (const name of requested.names) {
@@ -98,7 +104,11 @@ async function pluginChecks(
   const absent = selected
     .filter((name) => !names.includes(name))
     .map((name) =>
-      noPluginCheck(name, { libraryPath, folder: pluginFolder(libraryPath, environment), found: names }),
+      noPluginCheck(name, {
+        libraryPath,
+        folder: pluginFolder(libraryPath, environment),
+        found: names,
+      }),
     );
   const found = plugins.map((plugin) =>
     pluginCheck(plugin, {

@@ -1,4 +1,11 @@
-import { accessSync, constants, readdirSync, readFileSync, readlinkSync, statfsSync } from "node:fs";
+import {
+  accessSync,
+  constants,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  statfsSync,
+} from "node:fs";
 import { basename } from "node:path";
 import { glibcVersion } from "../library/c-library.js";
 

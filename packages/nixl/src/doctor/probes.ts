@@ -4,7 +4,8 @@ import { startTarget } from "../bench/initiator.js";
 import { measure } from "../bench/measure.js";
 import { nixlTransport } from "../transport.js";
 
-// Tasks of child processes, because they may crash or hang. They use the library that KV_NIXL_LIBRARY names.
+// Tasks of child processes, because they may crash or hang. They use the library that
+// KV_NIXL_LIBRARY names.
 
 const PAIR_BYTES = 64 << 20;
 const PAIR_BLOCK_BYTES = 64 << 10;
@@ -35,7 +36,10 @@ export interface BackendAnswer {
   readonly memoryTypes: readonly string[];
 }
 
-/** Starts an agent and registers memory, with the named backend or with the one that the environment selects. */
+/**
+ * Starts an agent and registers memory, with the named backend or with the one that the environment
+ * selects.
+ */
 export async function backendProbe(backends: readonly string[]): Promise<BackendAnswer> {
   const transport = nixlTransport({ backends });
   const begun = performance.now();
@@ -64,7 +68,10 @@ export interface PairAnswer {
   readonly consistent: boolean;
 }
 
-/** Moves 64 MiB each way to and from a second process, in blocks of 64 KiB, and compares the bytes. UCX prints its protocols on stderr. */
+/**
+ * Moves 64 MiB each way to and from a second process, in blocks of 64 KiB, and compares the bytes.
+ * UCX prints its protocols on stderr.
+ */
 export async function pairProbe([backend = ""]: readonly string[]): Promise<PairAnswer[]> {
   // For this side only: the protocols that the other side prints would be mistaken for this side's.
   const { UCX_PROTO_INFO: _, UCX_LOG_LEVEL: __, ...quiet } = process.env;

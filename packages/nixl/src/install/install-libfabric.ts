@@ -70,10 +70,12 @@ const DRIVER = "libcuda.so.1";
 const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 
 /**
- * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into the user's cache: libfabric with its tcp
- * provider, hwloc, the CUDA runtime, and a stub of libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
- * system's libraries (as on EC2 with EFA). `libraryPath`: the `libnixl_capi.so` whose LIBFABRIC plugin is to load; `environment`: the variables that
- * apply to pip, the cache and the plugin; `onProgress` gets one line for each step. Rejects with `KV_INSTALL_FAILED`.
+ * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into
+ * the user's cache: libfabric with its tcp provider, hwloc, the CUDA runtime, and a stub of
+ * libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
+ * system's libraries (as on EC2 with EFA). `libraryPath`: the `libnixl_capi.so` whose LIBFABRIC
+ * plugin is to load; `environment`: the variables that apply to pip, the cache and the plugin;
+ * `onProgress` gets one line for each step. Rejects with `KV_INSTALL_FAILED`.
  */
 export async function installLibfabric({
   libraryPath,
@@ -127,9 +129,13 @@ export async function installLibfabric({
     }
     const left = await missingParts(plugin.file, { environment, folders: [unpacked] });
     if (left.length === 0) return;
-    throw new KvError("KV_INSTALL_FAILED", `LIBFABRIC still lacks ${left.map(nameOfMissing).join(", ")}`, {
-      hint: "NIXL 1.5.0 is the newest version that works with the libfabric that is installed",
-    });
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `LIBFABRIC still lacks ${left.map(nameOfMissing).join(", ")}`,
+      {
+        hint: "NIXL 1.5.0 is the newest version that works with the libfabric that is installed",
+      },
+    );
   };
   await makeInCache(FOLDER, environment, make, { replace: true });
   onProgress("LIBFABRIC loads");
@@ -148,8 +154,9 @@ int cuPointerGetAttributes(unsigned count, void *attributes, void **data, unsign
 `;
 
 /**
- * Compiles a stub of libcuda.so.1 that reports no device, for machines without NVIDIA's driver: NIXL's LIBFABRIC plugin is linked against
- * that library. `folder` gets the library, `work` the source. Rejects with `KV_INSTALL_FAILED`, such as when there is no C compiler.
+ * Compiles a stub of libcuda.so.1 that reports no device, for machines without NVIDIA's driver:
+ * NIXL's LIBFABRIC plugin is linked against that library. `folder` gets the library, `work` the
+ * source. Rejects with `KV_INSTALL_FAILED`, such as when there is no C compiler.
  */
 export async function compileLibcudaStub(
   folder: string,
@@ -169,15 +176,22 @@ export async function compileLibcudaStub(
   ];
   const compilers = environment.CC ? [environment.CC] : ["cc", "gcc", "clang"];
   for (const compiler of compilers) {
-    const { exitCode, how, isFound, stderr } = await runCommand(compiler, args, { env: environment });
+    const { exitCode, how, isFound, stderr } = await runCommand(compiler, args, {
+      env: environment,
+    });
     if (!isFound) continue;
     if (exitCode === 0) return;
     const why = stderr.trim().split("\n").at(-1) || how;
-    throw new KvError("KV_INSTALL_FAILED", `${compiler} could not compile a stub of libcuda.so.1: ${why}`);
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `${compiler} could not compile a stub of libcuda.so.1: ${why}`,
+    );
   }
   throw new KvError(
     "KV_INSTALL_FAILED",
     `this machine has no libcuda.so.1, and no C compiler to build a stub (tried ${compilers.join(", ")})`,
-    { hint: "install NVIDIA's driver if there is a GPU, otherwise a compiler, such as: apt-get install gcc" },
+    {
+      hint: "install NVIDIA's driver if there is a GPU, otherwise a compiler, such as: apt-get install gcc",
+    },
   );
 }

@@ -44,43 +44,59 @@ test.runIf(linux)("without python3, the hint names the package to install", asyn
 });
 
 test.runIf(linux)("without pip, the hint says how to get it", async () => {
-  const { message, hint } = await failure("echo '/usr/bin/python3: No module named pip' >&2; exit 1");
+  const { message, hint } = await failure(
+    "echo '/usr/bin/python3: No module named pip' >&2; exit 1",
+  );
   expect(message).toContain("no pip");
   expect(hint).toContain("ensurepip");
 });
 
-test.runIf(linux)("without a network, the error has pip's reason and a command to try", async () => {
-  const { message, hint, details } = await failure(
-    "echo 'WARNING: retrying'; echo 'ERROR: no route to the index' >&2; exit 1",
-  );
-  expect(message).toContain("ERROR: no route to the index");
-  expect(hint).toContain("python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12");
-  expect(hint).not.toContain(folder);
-  expect(details.output).toContain("WARNING: retrying");
-});
+test.runIf(linux)(
+  "without a network, the error has pip's reason and a command to try",
+  async () => {
+    const { message, hint, details } = await failure(
+      "echo 'WARNING: retrying'; echo 'ERROR: no route to the index' >&2; exit 1",
+    );
+    expect(message).toContain("ERROR: no route to the index");
+    expect(hint).toContain(
+      "python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12",
+    );
+    expect(hint).not.toContain(folder);
+    expect(details.output).toContain("WARNING: retrying");
+  },
+);
 
-test.runIf(linux)("refuses a wheel with another digest than the pinned one, and names both", async () => {
-  const script = `while [ "$1" != --dest ]; do shift; done; printf forged > "$2/nixl_cu12-1.5.0.whl"`;
-  const { message } = await failure(script);
-  expect(message).toContain(createHash("sha256").update("forged").digest("hex"));
-  expect(message).toContain(wheelFor("1.5.0", 12, "x64").sha256);
-});
+test.runIf(linux)(
+  "refuses a wheel with another digest than the pinned one, and names both",
+  async () => {
+    const script = `while [ "$1" != --dest ]; do shift; done; printf forged > "$2/nixl_cu12-1.5.0.whl"`;
+    const { message } = await failure(script);
+    expect(message).toContain(createHash("sha256").update("forged").digest("hex"));
+    expect(message).toContain(wheelFor("1.5.0", 12, "x64").sha256);
+  },
+);
 
 test.runIf(linux)(
   "refuses another file than the pinned wheel by its name, and leaves nothing behind",
   async () => {
     const environment = await withPython(undefined);
     const wheel = join(folder, "nixl_cu12-1.4.0.whl");
-    const install = () => installNixl({ environment, wheel }).catch((caught: unknown) => caught as KvError);
+    const install = () =>
+      installNixl({ environment, wheel }).catch((caught: unknown) => caught as KvError);
     const absent = await install();
-    expect(absent).toMatchObject({ code: "KV_INSTALL_FAILED", message: expect.stringContaining(wheel) });
+    expect(absent).toMatchObject({
+      code: "KV_INSTALL_FAILED",
+      message: expect.stringContaining(wheel),
+    });
     await writeFile(wheel, "another");
     const { code, message, hint } = (await install()) as KvError;
     expect(code).toBe("KV_INSTALL_FAILED");
     expect(message).toContain(`${wheel} is not the wheel of nixl-cu12==1.5.0`);
     expect(message).toContain(createHash("sha256").update("another").digest("hex"));
     expect(message).toContain(wheelFor("1.5.0", 12, "x64").sha256);
-    expect(hint).toContain("python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12");
+    expect(hint).toContain(
+      "python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12",
+    );
     expect(await readdir(join(folder, "cache", "kv-nixl"))).toEqual([]);
   },
 );

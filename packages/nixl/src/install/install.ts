@@ -4,23 +4,37 @@ import type { Environment } from "../environment.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
 import { exists, makeInCache, requireCacheFolder } from "../library/cache-folder.js";
 import { LIBRARY_FILE } from "../library/find-library.js";
-import { downloadCommand, downloadWheel, readVerified, type VerifiedWheel } from "./download-wheel.js";
+import {
+  downloadCommand,
+  downloadWheel,
+  readVerified,
+  type VerifiedWheel,
+} from "./download-wheel.js";
 import { installLibfabric } from "./install-libfabric.js";
 import { unpackWheel } from "./unpack-wheel.js";
 import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
 
 /** Options of `installNixl`. */
 export interface InstallOptions {
-  /** Version of NIXL. Only versions whose wheels are pinned in this package can be installed. @default "1.5.0" */
+  /**
+   * Version of NIXL. Only versions whose wheels are pinned in this package can be installed.
+   * @default "1.5.0"
+   */
   readonly version?: string | undefined;
-  /** Major version of CUDA that the wheel is built for. The wheel works without CUDA as well. @default 12 */
+  /**
+   * Major version of CUDA that the wheel is built for. The wheel works without CUDA as well.
+   * @default 12
+   */
   readonly cuda?: Cuda | undefined;
   /**
-   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is pinned for `version` and `cuda`.
+   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is
+   * pinned for `version` and `cuda`.
    * @default pip downloads the wheel
    */
   readonly wheel?: string | undefined;
-  /** Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. @default none */
+  /**
+   * Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. @default none
+   */
   readonly with?: readonly PluginDependency[] | undefined;
   /** Replace an existing installation, such as when a file is damaged. @default false */
   readonly force?: boolean | undefined;
@@ -46,9 +60,11 @@ export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
 export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];
 
 /**
- * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel with pip as the user has configured it, or
- * takes the file `wheel`, checks its SHA-256, and unpacks its libraries (128 MB). When it is installed already, returns at once without a check of the files, unless `force` is
- * set. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED` and the command that would help.
+ * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel
+ * with pip as the user has configured it, or takes the file `wheel`, checks its SHA-256, and
+ * unpacks its libraries (128 MB). When it is installed already, returns at once without a check of
+ * the files, unless `force` is set. Two processes may do this at the same time. Rejects with
+ * `KV_INSTALL_FAILED` and the command that would help.
  */
 export async function installNixl(options: InstallOptions = {}): Promise<Installed> {
   const installed = await installWheel(options);
@@ -66,7 +82,12 @@ export async function installNixl(options: InstallOptions = {}): Promise<Install
 }
 
 async function installWheel(options: InstallOptions): Promise<Installed> {
-  const { version = DEFAULT_VERSION, cuda = 12, force = false, environment = process.env } = options;
+  const {
+    version = DEFAULT_VERSION,
+    cuda = 12,
+    force = false,
+    environment = process.env,
+  } = options;
   const { onProgress = () => {} } = options;
   requireGlibcLinux();
   const wheel = wheelFor(version, cuda, process.arch);
@@ -88,7 +109,10 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
     onProgress("the SHA-256 is correct; unpacking the libraries (133 MB)");
     await unpackWheel({ wheel: verified, folders: wheel.folders, into: unpacked });
     if (!(await exists(join(unpacked, wheel.folders[0] ?? "", LIBRARY_FILE)))) {
-      throw new KvError("KV_INSTALL_FAILED", `${wheel.requirement} does not contain ${LIBRARY_FILE}`);
+      throw new KvError(
+        "KV_INSTALL_FAILED",
+        `${wheel.requirement} does not contain ${LIBRARY_FILE}`,
+      );
     }
   };
   await makeInCache(wheel.folder, environment, make, { replace: force });
@@ -103,7 +127,11 @@ const otherWheelHint = (wheel: Wheel): string =>
 function requireGlibcLinux(): void {
   const problem = cLibraryProblem(process.platform, glibcVersion());
   if (problem === undefined) return;
-  throw new KvError("KV_INSTALL_FAILED", `NIXL has no wheels for this machine: it has ${problem.found}`, {
-    hint: problem.fix,
-  });
+  throw new KvError(
+    "KV_INSTALL_FAILED",
+    `NIXL has no wheels for this machine: it has ${problem.found}`,
+    {
+      hint: problem.fix,
+    },
+  );
 }

@@ -65,7 +65,9 @@ test("A7: a member that would land outside of the folder is refused, and nothing
   const members = { ".libs/a.so": strToU8("a"), ".libs/../../outside": strToU8("b") };
   await writeFile(file, zipSync(members));
   const into = join(folder, "into");
-  await expect(unpackWheel({ wheel: await wheelAt(file), folders: [".libs"], into })).rejects.toMatchObject({
+  await expect(
+    unpackWheel({ wheel: await wheelAt(file), folders: [".libs"], into }),
+  ).rejects.toMatchObject({
     code: "KV_INSTALL_FAILED",
     message: expect.stringContaining(".libs/../../outside"),
   });

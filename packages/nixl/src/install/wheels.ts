@@ -15,7 +15,10 @@ export interface PinnedWheel {
 
 /** A wheel of NIXL. */
 export interface Wheel extends PinnedWheel {
-  /** The folders in the wheel that hold libraries. Their RPATHs are relative, so they must stay side by side. */
+  /**
+   * The folders in the wheel that hold libraries. Their RPATHs are relative, so they must stay side
+   * by side.
+   */
   readonly folders: readonly string[];
   /** The name of its folder in the cache. */
   readonly folder: string;
@@ -23,7 +26,10 @@ export interface Wheel extends PinnedWheel {
 
 /** The version of NIXL that is installed by default, and that everything is tested with. */
 export const DEFAULT_VERSION = "1.5.0";
-/** The wheels of different Python versions differ only in the Python bindings, which are not unpacked. */
+/**
+ * The wheels of different Python versions differ only in the Python bindings, which are not
+ * unpacked.
+ */
 export const PYTHON_VERSION = "3.12";
 
 /** SHA-256 by version, CUDA and machine. */
@@ -40,7 +46,10 @@ const PINNED: Readonly<Record<string, string>> = {
 
 const MACHINES: Readonly<Record<string, string>> = { x64: "x86_64", arm64: "aarch64" };
 
-/** The wheel for a machine; `arch` is a `process.arch`. Throws `KV_INSTALL_FAILED`, which lists the known wheels. */
+/**
+ * The wheel for a machine; `arch` is a `process.arch`. Throws `KV_INSTALL_FAILED`, which lists the
+ * known wheels.
+ */
 export function wheelFor(version: string, cuda: Cuda, arch: string): Wheel {
   const machine = MACHINES[arch];
   const key = `${version} cu${cuda} ${machine}`;

@@ -26,19 +26,25 @@ describe("the C library", () => {
     expect(cLibraryProblem("darwin", undefined)?.found).toBe("darwin: NIXL runs on Linux");
   });
 
-  test.runIf(process.platform === "linux")("this machine's version is read from Node's report", () => {
-    expect(glibcVersion()).toMatch(/^2\.\d+$/);
-  });
+  test.runIf(process.platform === "linux")(
+    "this machine's version is read from Node's report",
+    () => {
+      expect(glibcVersion()).toMatch(/^2\.\d+$/);
+    },
+  );
 
-  test.runIf(process.platform === "linux")("Node's report is made without the names of connections", () => {
-    const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
-    const excluded: unknown[] = [];
-    vi.spyOn(report, "getReport").mockImplementation(() => {
-      excluded.push(report.excludeNetwork);
-      throw new Error("no report");
-    });
-    expect(() => glibcVersion()).toThrow("no report");
-    expect(excluded).toEqual([true]);
-    expect(report.excludeNetwork).toBe(false);
-  });
+  test.runIf(process.platform === "linux")(
+    "Node's report is made without the names of connections",
+    () => {
+      const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
+      const excluded: unknown[] = [];
+      vi.spyOn(report, "getReport").mockImplementation(() => {
+        excluded.push(report.excludeNetwork);
+        throw new Error("no report");
+      });
+      expect(() => glibcVersion()).toThrow("no report");
+      expect(excluded).toEqual([true]);
+      expect(report.excludeNetwork).toBe(false);
+    },
+  );
 });

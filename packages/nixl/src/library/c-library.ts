@@ -15,7 +15,10 @@ interface ProcessReport {
   readonly sharedObjects?: string[];
 }
 
-/** The report of this process without its connections: Node would ask DNS for the name of each peer, and wait for the answers. */
+/**
+ * The report of this process without its connections: Node would ask DNS for the name of each peer,
+ * and wait for the answers.
+ */
 export function processReport(): ProcessReport {
   const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
   const { excludeNetwork } = report;
@@ -27,15 +30,27 @@ export function processReport(): ProcessReport {
   }
 }
 
-/** The version of glibc that this process runs on, such as "2.36"; undefined with another C library, such as musl. */
+/**
+ * The version of glibc that this process runs on, such as "2.36"; undefined with another C library,
+ * such as musl.
+ */
 export function glibcVersion(): string | undefined {
   return process.platform === "linux" ? processReport().header?.glibcVersionRuntime : undefined;
 }
 
-/** Why NIXL and the addon cannot run with this C library; undefined when they can. `glibc` is the result of `glibcVersion`. */
-export function cLibraryProblem(platform: string, glibc: string | undefined): CLibraryProblem | undefined {
+/**
+ * Why NIXL and the addon cannot run with this C library; undefined when they can. `glibc` is the
+ * result of `glibcVersion`.
+ */
+export function cLibraryProblem(
+  platform: string,
+  glibc: string | undefined,
+): CLibraryProblem | undefined {
   if (platform !== "linux") {
-    return { found: `${platform}: NIXL runs on Linux`, fix: "use @kv/transport-memory, which runs anywhere" };
+    return {
+      found: `${platform}: NIXL runs on Linux`,
+      fix: "use @kv/transport-memory, which runs anywhere",
+    };
   }
   const wanted = MIN_GLIBC.join(".");
   if (glibc === undefined) {

@@ -9,8 +9,9 @@ import type { Environment } from "../environment.js";
 const WORK_PREFIX = ".installing-";
 
 /**
- * The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. Undefined for a user that has no home
- * folder: in a container with a foreign user id there is neither HOME nor an entry of /etc/passwd.
+ * The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or
+ * `~/.cache/kv-nixl`. Undefined for a user that has no home folder: in a container with a foreign
+ * user id there is neither HOME nor an entry of /etc/passwd.
  */
 export function cacheFolder(environment: Environment = process.env): string | undefined {
   const base = environment.XDG_CACHE_HOME;
@@ -33,7 +34,10 @@ export function requireCacheFolder(environment: Environment): string {
   );
 }
 
-/** The path with all links resolved, as NIXL does: its plugins lie beside the real file. Returns `path` where there is no file. */
+/**
+ * The path with all links resolved, as NIXL does: its plugins lie beside the real file. Returns
+ * `path` where there is no file.
+ */
 export function realLibrary(path: string): string {
   try {
     return realpathSync(path);
@@ -42,16 +46,20 @@ export function realLibrary(path: string): string {
   }
 }
 
-/** CUDA's major version and NIXL's version, read from the name of an installation's folder in the cache, such as `nixl-cu12-1.5.0-x86_64`. */
+/**
+ * CUDA's major version and NIXL's version, read from the name of an installation's folder in the
+ * cache, such as `nixl-cu12-1.5.0-x86_64`.
+ */
 export function parseInstallFolder(name: string): { cuda: string; version: string } | undefined {
   const [, cuda, version] = /^nixl-cu(\d+)-([0-9][0-9.a-z]*)-/.exec(name) ?? [];
   return cuda === undefined || version === undefined ? undefined : { cuda, version };
 }
 
 /**
- * Creates the folder `name` in the user's cache and returns its path. `make` fills a temporary folder, which is renamed when it is complete;
- * with `replace` it takes the place of an existing one. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED`, or with
- * what `make` rejects with.
+ * Creates the folder `name` in the user's cache and returns its path. `make` fills a temporary
+ * folder, which is renamed when it is complete; with `replace` it takes the place of an existing
+ * one. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED`, or with what
+ * `make` rejects with.
  */
 export async function makeInCache(
   name: string,
@@ -90,7 +98,9 @@ export async function makeInCache(
   return folder;
 }
 
-/** Removes the temporary folders of processes that were killed: their process id is no longer alive. */
+/**
+ * Removes the temporary folders of processes that were killed: their process id is no longer alive.
+ */
 async function removeLeftovers(cache: string): Promise<void> {
   for (const name of await readdir(cache)) {
     const pid = name.startsWith(WORK_PREFIX)

@@ -19,7 +19,11 @@ beforeEach(async () => {
 afterEach(() => rm(folder, { recursive: true, force: true }));
 
 /** An environment with nothing in it: no python3 on PATH, an empty home. */
-const bare = (more: Record<string, string> = {}) => ({ HOME: folder, PATH: join(folder, "bin"), ...more });
+const bare = (more: Record<string, string> = {}) => ({
+  HOME: folder,
+  PATH: join(folder, "bin"),
+  ...more,
+});
 
 async function library(...path: string[]): Promise<string> {
   const at = join(folder, ...path);
@@ -36,7 +40,11 @@ test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, the optional
   const prefix = await library("prefix", "lib64");
   const cache = await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
   const packaged = await library("node_modules", PACKAGE);
-  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: packaged, folder: dirname(packaged) });
+  vi.mocked(libraryPackage).mockReturnValue({
+    name: PACKAGE,
+    path: packaged,
+    folder: dirname(packaged),
+  });
   const venv = await library("venv", "lib", "python3.12", "site-packages", WHEEL);
   const environment: Record<string, string> = bare({
     KV_NIXL_LIBRARY: variable,

@@ -31,19 +31,26 @@ export interface FindLibraryOptions {
 export interface LocatedLibrary {
   /** Path of `libnixl_capi.so`. */
   readonly path: string;
-  /** The place it was found in, such as `KV_NIXL_LIBRARY`, `kv-nixl install` or a package's name. */
+  /**
+   * The place it was found in, such as `KV_NIXL_LIBRARY`, `kv-nixl install` or a package's name.
+   */
   readonly source: string;
 }
 
-/** The path that `locateLibrary` finds. Rejects with `KV_LIBRARY_NOT_FOUND`, whose `details.attempts` lists every place that was tried. */
+/**
+ * The path that `locateLibrary` finds. Rejects with `KV_LIBRARY_NOT_FOUND`, whose
+ * `details.attempts` lists every place that was tried.
+ */
 export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
   return (await locateLibrary(options)).path;
 }
 
 /**
- * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of `kv-nixl install`, the optional package
- * `@kv/nixl-libs-…`, the pip environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has no library is an
- * error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with every place that was tried and why it failed.
+ * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of
+ * `kv-nixl install`, the optional package `@kv/nixl-libs-…`, the pip environments (`VIRTUAL_ENV`,
+ * `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has
+ * no library is an error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with
+ * every place that was tried and why it failed.
  */
 export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
   requireObject(options, "KV_LIBRARY_NOT_FOUND", "the options of findLibrary");
@@ -62,7 +69,8 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
   };
   const named: [source: string, paths: string[]][] = [];
   if (options.library !== undefined) named.push(["the option library", [options.library]]);
-  else if (environment.KV_NIXL_LIBRARY) named.push(["KV_NIXL_LIBRARY", [environment.KV_NIXL_LIBRARY]]);
+  else if (environment.KV_NIXL_LIBRARY)
+    named.push(["KV_NIXL_LIBRARY", [environment.KV_NIXL_LIBRARY]]);
   else if (environment.NIXL_PREFIX)
     named.push(["NIXL_PREFIX", below(environment.NIXL_PREFIX, PREFIX_FOLDERS)]);
   for (const [source, paths] of named) {
@@ -71,7 +79,8 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
     throw notFound(attempts);
   }
   const cache = cacheFolder(environment);
-  if (cache === undefined) attempts.push("the cache of kv-nixl install: this user has no home folder");
+  if (cache === undefined)
+    attempts.push("the cache of kv-nixl install: this user has no home folder");
   const installed = cache && (await found(await installedIn(cache), "kv-nixl install"));
   if (installed) return installed;
   const { name, path: packaged } = libraryPackage();
@@ -94,7 +103,9 @@ async function unreadable(path: string): Promise<string | undefined> {
     await access(path, constants.R_OK);
     return undefined;
   } catch (error) {
-    return (error as NodeJS.ErrnoException).code === "ENOENT" ? "no such file" : (error as Error).message;
+    return (error as NodeJS.ErrnoException).code === "ENOENT"
+      ? "no such file"
+      : (error as Error).message;
   }
 }
 
@@ -102,7 +113,10 @@ function below(folder: string, inside: readonly string[]): string[] {
   return inside.map((name) => join(folder, name, LIBRARY_FILE));
 }
 
-/** Libraries in the cache, newest version first. Unfinished installations have another prefix and are ignored. */
+/**
+ * Libraries in the cache, newest version first. Unfinished installations have another prefix and
+ * are ignored.
+ */
 async function installedIn(cache: string): Promise<string[]> {
   const folders = await readdir(cache).catch(() => [] as string[]);
   const versions = folders
@@ -129,7 +143,8 @@ async function pipFolders(
       /^python3/.test(name),
     );
     if (pythons.length === 0) attempts.push(`${prefix} (${variable}): no lib/python3.*`);
-    for (const name of pythons) folders.push([join(prefix, "lib", name, "site-packages"), variable]);
+    for (const name of pythons)
+      folders.push([join(prefix, "lib", name, "site-packages"), variable]);
   }
   const script =
     "import json,site,sys;print(json.dumps(site.getsitepackages()+[site.getusersitepackages()]))";

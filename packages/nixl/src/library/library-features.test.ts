@@ -15,8 +15,11 @@ test.each([
   { names: "nixl_capi_prep_mem_view_locals", lacked: ["memory views", "custom parameters"] },
   { names: "nixl_capi_opt_args_set_custom_param", lacked: ["memory views"] },
   { names: "nixl_capi_prep_mem_view_local\0nixl_capi_opt_args_set_custom_param", lacked: [] },
-])("lists the features that a library lacks, from its exports: $names", async ({ names, lacked }) => {
-  const library = join(folder, "libnixl_capi.so");
-  await writeFile(library, `\x7fELF\0${names}\0`);
-  expect(lackedBy(await libraryFeatures(library))).toEqual(lacked);
-});
+])(
+  "lists the features that a library lacks, from its exports: $names",
+  async ({ names, lacked }) => {
+    const library = join(folder, "libnixl_capi.so");
+    await writeFile(library, `\x7fELF\0${names}\0`);
+    expect(lackedBy(await libraryFeatures(library))).toEqual(lacked);
+  },
+);

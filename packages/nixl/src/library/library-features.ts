@@ -1,7 +1,8 @@
 import { readFile } from "node:fs/promises";
 
 /**
- * Optional functions of NIXL's C API, by the symbols that a library exports. They came with NIXL 1.5.0; `Transport` needs none of them.
+ * Optional functions of NIXL's C API, by the symbols that a library exports. They came with NIXL
+ * 1.5.0; `Transport` needs none of them.
  */
 export interface LibraryFeatures {
   /** Memory views: prepared memory for kernels on a device. NIXL 1.5.0 and newer. */
@@ -15,12 +16,18 @@ const EXPORTED: Readonly<Record<keyof LibraryFeatures, string>> = {
   customParameters: "nixl_capi_opt_args_set_custom_param",
 };
 
-/** Whether the library exports NIXL's C API: the function that creates an agent. Rejects when the file cannot be read. */
+/**
+ * Whether the library exports NIXL's C API: the function that creates an agent. Rejects when the
+ * file cannot be read.
+ */
 export async function isNixl(libraryPath: string): Promise<boolean> {
   return hasName(await readFile(libraryPath), "nixl_capi_create_configured_agent");
 }
 
-/** Reads the symbols that the file exports, without loading it. Rejects when the file cannot be read. */
+/**
+ * Reads the symbols that the file exports, without loading it. Rejects when the file cannot be
+ * read.
+ */
 export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatures> {
   const bytes = await readFile(libraryPath);
   return {

@@ -20,7 +20,9 @@ export interface LibraryPackage {
   readonly folder: string | undefined;
 }
 
-/** The package of this machine's platform, and its library if a package manager has installed it. */
+/**
+ * The package of this machine's platform, and its library if a package manager has installed it.
+ */
 export function libraryPackage(): LibraryPackage {
   const platform = `${process.platform}-${process.arch}`;
   const name = `@kv/nixl-libs-${platform}-gnu`;
@@ -32,13 +34,19 @@ export function libraryPackage(): LibraryPackage {
   }
 }
 
-/** Whether the library is the one of that package. It has the plugins UCX, POSIX and LIBFABRIC; the wheel has more. */
+/**
+ * Whether the library is the one of that package. It has the plugins UCX, POSIX and LIBFABRIC; the
+ * wheel has more.
+ */
 function isOfPackage(libraryPath: string): boolean {
   const { path } = libraryPackage();
   return path !== undefined && realLibrary(path) === realLibrary(libraryPath);
 }
 
-/** The hint for a backend that has no plugin in the package, but may have one in the wheel; undefined for other libraries. */
+/**
+ * The hint for a backend that has no plugin in the package, but may have one in the wheel;
+ * undefined for other libraries.
+ */
 export function wholeWheelHint(libraryPath: string): string | undefined {
   if (!isOfPackage(libraryPath)) return undefined;
   return `${libraryPackage().name} has the plugins UCX, POSIX and LIBFABRIC; for the others install NIXL's whole wheel: npx --no-install kv-nixl install`;

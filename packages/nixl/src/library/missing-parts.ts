@@ -37,8 +37,9 @@ const LOADERS: Readonly<Record<string, string>> = {
 };
 
 /**
- * Asks glibc's loader, in another process, what the shared library `file` lacks. No code of the library runs. `folders` are searched after
- * those of `LD_LIBRARY_PATH`. Empty when the library loads. Takes about 30 ms.
+ * Asks glibc's loader, in another process, what the shared library `file` lacks. No code of the
+ * library runs. `folders` are searched after those of `LD_LIBRARY_PATH`. Empty when the library
+ * loads. Takes about 30 ms.
  */
 export async function missingParts(
   file: string,
@@ -55,7 +56,8 @@ export async function missingParts(
   const searched = [environment.LD_LIBRARY_PATH, ...folders].filter((folder) => folder).join(":");
   const env = {
     ...environment,
-    // The loader lists libraries instead of starting a program, resolves every symbol, and continues after the first that is missing.
+    // The loader lists libraries instead of starting a program, resolves every symbol, and
+    // continues after the first that is missing.
     LD_TRACE_LOADED_OBJECTS: "1",
     LD_BIND_NOW: "1",
     LD_WARN: "1",
@@ -73,7 +75,10 @@ export async function missingParts(
   return [{ kind: "file", reason: stderr.trim() || reason }];
 }
 
-/** Parses the output of the loader. Missing symbols are reported only when no library or version is missing, because those cause them. */
+/**
+ * Parses the output of the loader. Missing symbols are reported only when no library or version is
+ * missing, because those cause them.
+ */
 export function parseLoader(output: string): MissingPart[] {
   const libraries = new Map<string, MissingPart>();
   const symbols = new Map<string, MissingPart>();
@@ -85,7 +90,8 @@ export function parseLoader(output: string): MissingPart[] {
     else if (version?.[1] !== undefined && version[2] !== undefined) {
       const library = basename(version[1]);
       libraries.set(`${library} ${version[2]}`, { kind: "version", name: version[2], library });
-    } else if (symbol?.[1] !== undefined) symbols.set(symbol[1], { kind: "symbol", name: symbol[1] });
+    } else if (symbol?.[1] !== undefined)
+      symbols.set(symbol[1], { kind: "symbol", name: symbol[1] });
   }
   return [...(libraries.size > 0 ? libraries : symbols).values()];
 }

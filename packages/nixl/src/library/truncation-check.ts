@@ -13,9 +13,9 @@ const ENTRY_BYTES = 56;
 const LOADED = 1;
 
 /**
- * Refuses a library or plugins that are truncated, such as by a full disk: loading one would end the process. Rejects with
- * `KV_LIBRARY_INCOMPATIBLE` for the library, `KV_BACKEND_UNAVAILABLE` for a plugin. Files that are missing or no libraries at all pass: the
- * loader reports those.
+ * Refuses a library or plugins that are truncated, such as by a full disk: loading one would end
+ * the process. Rejects with `KV_LIBRARY_INCOMPATIBLE` for the library, `KV_BACKEND_UNAVAILABLE` for
+ * a plugin. Files that are missing or no libraries at all pass: the loader reports those.
  */
 export async function requireComplete(
   libraryPath: string,
@@ -30,7 +30,12 @@ export async function requireComplete(
   }
 }
 
-async function requireFile(path: string, what: string, code: KvErrorCode, hint: string): Promise<void> {
+async function requireFile(
+  path: string,
+  what: string,
+  code: KvErrorCode,
+  hint: string,
+): Promise<void> {
   const truncation = await truncationOf(path).catch(() => undefined);
   if (truncation === undefined) return;
   const { wanted, found } = truncation;
@@ -47,16 +52,22 @@ export interface Truncation {
 }
 
 /**
- * Whether a shared library is shorter than its ELF program headers say. The loader maps such a file, and the process dies of SIGBUS when it
- * reads beyond the end. Undefined for a complete file, and for files that the loader refuses by itself. Rejects when the file cannot be read.
+ * Whether a shared library is shorter than its ELF program headers say. The loader maps such a
+ * file, and the process dies of SIGBUS when it reads beyond the end. Undefined for a complete file,
+ * and for files that the loader refuses by itself. Rejects when the file cannot be read.
  */
 export async function truncationOf(path: string): Promise<Truncation | undefined> {
   const file = await open(path);
   try {
     const found = (await file.stat()).size;
     const header = await read(HEADER_BYTES, 0);
-    if (header === undefined || !MAGIC.every((byte, index) => header[index] === byte)) return undefined;
-    const [at, size, count] = [header.readBigUInt64LE(32), header.readUInt16LE(54), header.readUInt16LE(56)];
+    if (header === undefined || !MAGIC.every((byte, index) => header[index] === byte))
+      return undefined;
+    const [at, size, count] = [
+      header.readBigUInt64LE(32),
+      header.readUInt16LE(54),
+      header.readUInt16LE(56),
+    ];
     if (size !== ENTRY_BYTES || at > found) return undefined;
     const table = await read(ENTRY_BYTES * count, Number(at));
     if (table === undefined) return undefined;

@@ -7,29 +7,38 @@ import { copiesOf } from "./host-memory.js";
 
 /** Where memory of a device lies. */
 export interface DeviceMemoryOptions {
-  /** Where it begins: a pointer of the device's runtime that is valid in this process. Above 0, below 2^53. */
+  /**
+   * Where it begins: a pointer of the device's runtime that is valid in this process. Above 0,
+   * below 2^53.
+   */
   readonly address: bigint | number;
   /** Its length; at least 1. */
   readonly lengthBytes: number;
-  /** The device's ordinal as this process counts its devices: under `CUDA_VISIBLE_DEVICES=3` that device is 0. */
+  /**
+   * The device's ordinal as this process counts its devices: under `CUDA_VISIBLE_DEVICES=3` that
+   * device is 0.
+   */
   readonly deviceId: number;
   /**
-   * `"cuda"`: `register` asks the CUDA driver of this process whether the whole range is memory of that device, and rejects with `KV_MEMORY_INVALID`
-   * otherwise. `"none"`: memory of another runtime (ROCm, Neuron), which is not checked. NIXL may end the process when such an address belongs to no
-   * device. @default "cuda"
+   * `"cuda"`: `register` asks the CUDA driver of this process whether the whole range is memory of
+   * that device, and rejects with `KV_MEMORY_INVALID` otherwise. `"none"`: memory of another
+   * runtime (ROCm, Neuron), which is not checked. NIXL may end the process when such an address
+   * belongs to no device. @default "cuda"
    */
   readonly check?: "cuda" | "none" | undefined;
   /**
-   * How the device's runtime copies between this memory and buffers. A connector whose D has its cache here zeroes with `scatter` what a transfer has not
-   * covered. @default `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`
+   * How the device's runtime copies between this memory and buffers. A connector whose D has its
+   * cache here zeroes with `scatter` what a transfer has not covered. @default `gather` and
+   * `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`
    */
   readonly copies?: Pick<Memory, "gather" | "scatter"> | undefined;
 }
 
 /**
- * Describes memory of a device (`VRAM`) that another library allocated, so that an agent can register it by address, length and device. Its
- * allocator keeps it and frees it after the registration and this handle are closed. It has no `bytes`; `gather` and `scatter` are those of `copies`.
- * Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * Describes memory of a device (`VRAM`) that another library allocated, so that an agent can
+ * register it by address, length and device. Its allocator keeps it and frees it after the
+ * registration and this handle are closed. It has no `bytes`; `gather` and `scatter` are those of
+ * `copies`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable {
   requireObject(options, "KV_MEMORY_INVALID", "the description of device memory");
@@ -71,8 +80,9 @@ function exactAddress(value: bigint | number): number {
 const MAX_ORDINAL = 2 ** 31 - 1;
 
 /**
- * Allocates zeroed memory of an NVIDIA GPU. `gather` and `scatter` copy between it and host memory; it has no `bytes`. Throws `KV_TRANSPORT_UNSUPPORTED`
- * without a CUDA driver or such a GPU, and `KV_MEMORY_INVALID` where the driver refuses.
+ * Allocates zeroed memory of an NVIDIA GPU. `gather` and `scatter` copy between it and host memory;
+ * it has no `bytes`. Throws `KV_TRANSPORT_UNSUPPORTED` without a CUDA driver or such a GPU, and
+ * `KV_MEMORY_INVALID` where the driver refuses.
  */
 export function allocateDeviceMemory(
   addon: NativeAddon,

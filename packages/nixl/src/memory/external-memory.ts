@@ -3,20 +3,30 @@ import type { NativeDeviceMemory } from "../addon/native.js";
 import { RefCount } from "../ref-count.js";
 import { requirePart } from "./host-memory.js";
 
-/** Registration details of memory that is registered by its address: a file, an object, or memory of a device or of the caller. */
+/**
+ * Registration details of memory that is registered by its address: a file, an object, or memory of
+ * a device or of the caller.
+ */
 export interface ExternalMemory {
   /** Whether `register` asks the CUDA driver if the address belongs to the device. */
   readonly checkWithCuda: boolean;
   /** The name of an object in its store; empty for every other kind. */
   readonly key: string;
-  /** Memory of a GPU that the addon allocated: its registration keeps it, also when the agent's thread is given up. */
+  /**
+   * Memory of a GPU that the addon allocated: its registration keeps it, also when the agent's
+   * thread is given up.
+   */
   readonly kept: NativeDeviceMemory | undefined;
-  /** Marks the memory as registered until the returned function is called. Throws `KV_MEMORY_INVALID` once the memory is closed. */
+  /**
+   * Marks the memory as registered until the returned function is called. Throws
+   * `KV_MEMORY_INVALID` once the memory is closed.
+   */
   hold(): () => void;
 }
 
 /** How external memory is described. */
-export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
+export interface ExternalMemoryOptions
+  extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
   /** The kind of memory. */
   readonly memoryType: "DRAM" | "VRAM" | "FILE" | "OBJ";
   /** Names the memory in error messages, such as by its path. */
@@ -40,11 +50,14 @@ export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthB
 const externals = new WeakMap<Memory, ExternalMemory>();
 
 /** The registration details of memory that `externalMemory` created; undefined for other memory. */
-export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
+export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined =>
+  externals.get(memory);
 
 /**
- * A `Memory` that is registered by its address. Without `options.copies`, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. Without
- * `options.bytes` JavaScript cannot access it: `bytes` is empty and `view` throws `KV_MEMORY_INVALID`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * A `Memory` that is registered by its address. Without `options.copies`, `gather` and `scatter`
+ * reject with `KV_TRANSPORT_UNSUPPORTED`. Without `options.bytes` JavaScript cannot access it:
+ * `bytes` is empty and `view` throws `KV_MEMORY_INVALID`. `close` throws `KV_MEMORY_IN_USE` while
+ * it is registered.
  */
 export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
   const { memoryType, address, lengthBytes, deviceId, subject } = options;
@@ -58,9 +71,13 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
   const close = () => {
     if (closed) return;
     if (registrations.count > 0) {
-      throw new KvError("KV_MEMORY_IN_USE", `${subject} has ${registrations.count} open registrations`, {
-        hint: "close them before the memory",
-      });
+      throw new KvError(
+        "KV_MEMORY_IN_USE",
+        `${subject} has ${registrations.count} open registrations`,
+        {
+          hint: "close them before the memory",
+        },
+      );
     }
     onClose?.();
     closed = true;

@@ -1,5 +1,6 @@
 import { constants } from "node:buffer";
-// Not by name: a bundler writes the names that are used into an import, and Node 20 lacks one of them.
+// Not by name: a bundler writes the names that are used into an import, and Node 20 lacks one of
+// them.
 import threads from "node:worker_threads";
 import { KvError, type Memory, takeBuffer } from "@kv/interface";
 import type { NativeAddon, NativeMemory } from "../addon/native.js";
@@ -10,7 +11,10 @@ const NODE_MAJOR = Number(process.versions.node.split(".")[0]);
 
 const natives = new WeakMap<Memory, NativeMemory>();
 
-/** The addon's memory behind memory of `allocate`. Throws `KV_MEMORY_INVALID` for memory of another transport, or of another copy of this package. */
+/**
+ * The addon's memory behind memory of `allocate`. Throws `KV_MEMORY_INVALID` for memory of another
+ * transport, or of another copy of this package.
+ */
 export function nativeMemoryOf(memory: Memory): NativeMemory {
   const native = natives.get(memory);
   if (native === undefined) {
@@ -23,7 +27,10 @@ export function nativeMemoryOf(memory: Memory): NativeMemory {
 
 /** Options of `allocateHostMemory`. */
 export interface HostMemoryOptions {
-  /** Touch the pages in the background: the first transfer would be up to 20 times slower otherwise. `register` waits for that. */
+  /**
+   * Touch the pages in the background: the first transfer would be up to 20 times slower otherwise.
+   * `register` waits for that.
+   */
   readonly populate: boolean;
   /** The most bytes of one view. Default: Node's own limit, which is 4 GiB on Node 20. */
   readonly maxViewBytes?: number | undefined;
@@ -56,8 +63,9 @@ export function allocateHostMemory(
 }
 
 /**
- * The views of one memory. A memory that is longer than a view may be has a buffer per half of that length, each as long as a view may be, so
- * that every part of up to half of it lies in one buffer. Buffers are made when a view needs them, and kept until `close`.
+ * The views of one memory. A memory that is longer than a view may be has a buffer per half of that
+ * length, each as long as a view may be, so that every part of up to half of it lies in one buffer.
+ * Buffers are made when a view needs them, and kept until `close`.
  */
 class MemoryViews {
   readonly #native: NativeMemory;
@@ -116,7 +124,8 @@ class MemoryViews {
     if (existing !== undefined) return existing;
     const lengthBytes = Math.min(this.#maxBytes, this.#lengthBytes - offsetBytes);
     const buffer = callNative(() => this.#native.buffer(offsetBytes, lengthBytes));
-    // Peers read and write this memory, so it must not move to another thread with its buffer. Node 22 and newer refuse that by themselves.
+    // Peers read and write this memory, so it must not move to another thread with its buffer. Node
+    // 22 and newer refuse that by themselves.
     if (NODE_MAJOR < 22) threads.markAsUntransferable(buffer);
     this.#buffers.set(offsetBytes, buffer);
     return buffer;
@@ -126,16 +135,26 @@ class MemoryViews {
 /** Throws `KV_MEMORY_INVALID` for a view that does not lie in a memory of `memoryBytes` bytes. */
 export function requirePart(offsetBytes: number, lengthBytes: number, memoryBytes: number): void {
   const areIntegers = Number.isSafeInteger(offsetBytes) && Number.isSafeInteger(lengthBytes);
-  if (areIntegers && offsetBytes >= 0 && lengthBytes >= 0 && offsetBytes + lengthBytes <= memoryBytes) return;
+  if (
+    areIntegers &&
+    offsetBytes >= 0 &&
+    lengthBytes >= 0 &&
+    offsetBytes + lengthBytes <= memoryBytes
+  )
+    return;
   throw new KvError(
     "KV_MEMORY_INVALID",
     `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${memoryBytes} bytes`,
   );
 }
 
-/** Node 24 marks external buffers as untransferable, and to detach such a buffer ends the process. */
+/**
+ * Node 24 marks external buffers as untransferable, and to detach such a buffer ends the process.
+ */
 function canDetach(buffer: ArrayBuffer): boolean {
-  const { isMarkedAsUntransferable } = threads as { isMarkedAsUntransferable?: (object: object) => boolean };
+  const { isMarkedAsUntransferable } = threads as {
+    isMarkedAsUntransferable?: (object: object) => boolean;
+  };
   return NODE_MAJOR < 24 || isMarkedAsUntransferable?.(buffer) !== true;
 }
 
@@ -148,7 +167,10 @@ export function copiesOf(
     scatter: (runs, source) =>
       withKvErrors(() => {
         if ((source as { resizable?: boolean } | undefined)?.resizable === true) {
-          throw new KvError("KV_MEMORY_INVALID", "the source of scatter is a resizable ArrayBuffer");
+          throw new KvError(
+            "KV_MEMORY_INVALID",
+            "the source of scatter is a resizable ArrayBuffer",
+          );
         }
         return native.scatter(runs, source, takeBuffer);
       }),

@@ -2,7 +2,10 @@ import { readdirSync } from "node:fs";
 import type { BackendSpec, MemoryType } from "@kv/interface";
 import { backendTraits } from "../backends/backend-traits.js";
 
-/** The kinds of memory that agents with these backends can register on this machine. `VRAM` only where there is an NVIDIA GPU. */
+/**
+ * The kinds of memory that agents with these backends can register on this machine. `VRAM` only
+ * where there is an NVIDIA GPU.
+ */
 export function memoryTypesOf(
   backends: readonly BackendSpec[],
   gpus: () => readonly string[] = nvidiaGpus,
@@ -15,8 +18,13 @@ export function memoryTypesOf(
   return Object.freeze(types);
 }
 
-/** The NVIDIA GPUs that this process may use, such as `nvidia0`, by the driver's device files. `list` lists a folder. */
-export function nvidiaGpus(list: (folder: string) => readonly string[] = readdirSync): readonly string[] {
+/**
+ * The NVIDIA GPUs that this process may use, such as `nvidia0`, by the driver's device files.
+ * `list` lists a folder.
+ */
+export function nvidiaGpus(
+  list: (folder: string) => readonly string[] = readdirSync,
+): readonly string[] {
   try {
     return list("/dev").filter((name) => /^nvidia\d+$/.test(name));
   } catch {

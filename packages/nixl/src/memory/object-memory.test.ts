@@ -12,5 +12,7 @@ test.each(["", "a\0b", "é".repeat(513), undefined, 7])("the key %j is refused",
 });
 
 test.each([0, -1, 1.5, Number.NaN, "8", undefined])("%j bytes are refused", (lengthBytes) => {
-  expect(() => objectMemory("key", { lengthBytes: lengthBytes as number })).toThrow(/not a positive integer/);
+  expect(() => objectMemory("key", { lengthBytes: lengthBytes as number })).toThrow(
+    /not a positive integer/,
+  );
 });

@@ -53,7 +53,9 @@ describe("metadata checked in another process", () => {
     expect(started()).toBe(3);
     await checker.close();
     await checker.check(Uint8Array.of(2));
-    await expect(checker.check(Uint8Array.of(3))).rejects.toMatchObject({ code: "KV_TRANSPORT_CLOSED" });
+    await expect(checker.check(Uint8Array.of(3))).rejects.toMatchObject({
+      code: "KV_TRANSPORT_CLOSED",
+    });
   });
 
   test("a process that does not get ready in time is killed, and the next check starts another one", async () => {

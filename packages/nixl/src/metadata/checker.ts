@@ -11,7 +11,10 @@ export interface MetadataCheckerOptions {
   readonly clock: Clock;
   /** Starts the process that loads metadata; `onEnd` is to be called when it has ended. */
   startProcess(onEnd: () => void): CheckerProcess;
-  /** The longest that one check may take; 5 s by default. A valid peer's metadata takes some milliseconds. */
+  /**
+   * The longest that one check may take; 5 s by default. A valid peer's metadata takes some
+   * milliseconds.
+   */
   readonly timeoutMs?: number | undefined;
   /** The longest that a process may take to start; 30 s by default. It takes about a second. */
   readonly startTimeoutMs?: number | undefined;
@@ -23,8 +26,8 @@ const START_TIMEOUT_MS = 30_000;
 const KEPT_DIGESTS = 4096;
 
 /**
- * Loads metadata in another process before this one does. Damaged metadata can crash NIXL (1.5.0: 2 of 451 single flipped bytes did), even
- * after all checks that are possible outside of NIXL.
+ * Loads metadata in another process before this one does. Damaged metadata can crash NIXL (1.5.0: 2
+ * of 451 single flipped bytes did), even after all checks that are possible outside of NIXL.
  */
 export class MetadataChecker {
   readonly #options: MetadataCheckerOptions;
@@ -39,15 +42,19 @@ export class MetadataChecker {
     this.#options = options;
   }
 
-  /** Starts the process, so that the first check does not wait for NIXL. Rejects with `KV_TRANSPORT_UNAVAILABLE` or `KV_TRANSPORT_CLOSED`. */
+  /**
+   * Starts the process, so that the first check does not wait for NIXL. Rejects with
+   * `KV_TRANSPORT_UNAVAILABLE` or `KV_TRANSPORT_CLOSED`.
+   */
   async warm(): Promise<void> {
     const child = this.#running();
     await this.#awaitReady(child).finally(child.hold());
   }
 
   /**
-   * Resolves when the other process has loaded these bytes, now or earlier. Rejects with `KV_AGENT_METADATA_INVALID` when NIXL refuses them,
-   * crashes on them or does not return; with `KV_TRANSPORT_UNAVAILABLE` when the process cannot be started.
+   * Resolves when the other process has loaded these bytes, now or earlier. Rejects with
+   * `KV_AGENT_METADATA_INVALID` when NIXL refuses them, crashes on them or does not return; with
+   * `KV_TRANSPORT_UNAVAILABLE` when the process cannot be started.
    */
   check(metadata: Uint8Array): Promise<void> {
     // A copy: the slice of a Buffer would be a view.
@@ -106,11 +113,15 @@ export class MetadataChecker {
   #keep(digest: string): void {
     this.#validDigests.add(digest);
     const [oldest] = this.#validDigests;
-    if (this.#validDigests.size > KEPT_DIGESTS && oldest !== undefined) this.#validDigests.delete(oldest);
+    if (this.#validDigests.size > KEPT_DIGESTS && oldest !== undefined)
+      this.#validDigests.delete(oldest);
   }
 }
 
-/** A message to the process: metadata to load, in base64. It answers `ready` once, then each request, in order. */
+/**
+ * A message to the process: metadata to load, in base64. It answers `ready` once, then each
+ * request, in order.
+ */
 export interface CheckRequest {
   /** The metadata, in base64. */
   readonly metadata: string;
@@ -118,11 +129,17 @@ export interface CheckRequest {
 
 /** A child process with an agent, which loads the metadata that it is sent. */
 export interface CheckerProcess {
-  /** Resolves when the process takes requests. Rejects with `KV_TRANSPORT_UNAVAILABLE` when it ends before that. */
+  /**
+   * Resolves when the process takes requests. Rejects with `KV_TRANSPORT_UNAVAILABLE` when it ends
+   * before that.
+   */
   readonly ready: Promise<void>;
   /** Keeps this process alive until the returned function is called. */
   hold(): () => void;
-  /** Resolves when the metadata was loaded. Rejects with NIXL's error, or with `KV_AGENT_METADATA_INVALID` when the process ends. */
+  /**
+   * Resolves when the metadata was loaded. Rejects with NIXL's error, or with
+   * `KV_AGENT_METADATA_INVALID` when the process ends.
+   */
   ask(metadata: Uint8Array): Promise<void>;
   /** Kills the process. */
   kill(): void;
@@ -136,7 +153,10 @@ export function startCheckerProcess(
   environment: Environment,
   onEnd: () => void,
 ): CheckerProcess {
-  const child = new ChildProcess({ ...childTask("check-metadata", backends.join(",")), env: environment });
+  const child = new ChildProcess({
+    ...childTask("check-metadata", backends.join(",")),
+    env: environment,
+  });
   // Between two checks the child does not keep this process alive.
   const users = new RefCount((used) => child.keepAlive(used));
   void child.ended.then(onEnd);
@@ -151,7 +171,10 @@ export function startCheckerProcess(
     hold: () => users.hold(),
     ask(metadata) {
       child.send({ metadata: Buffer.from(metadata).toString("base64") } satisfies CheckRequest);
-      return child.answer({ what: "loading the metadata ends a process", code: "KV_AGENT_METADATA_INVALID" });
+      return child.answer({
+        what: "loading the metadata ends a process",
+        code: "KV_AGENT_METADATA_INVALID",
+      });
     },
     kill: () => child.kill(),
     close: () => child.close(),

@@ -14,7 +14,9 @@ const watchSchema = z.object({
   result: z.object({
     header,
     canceled: z.boolean().default(false),
-    events: z.array(z.object({ type: z.enum(["PUT", "DELETE"]).default("PUT"), kv: entry })).default([]),
+    events: z
+      .array(z.object({ type: z.enum(["PUT", "DELETE"]).default("PUT"), kv: entry }))
+      .default([]),
   }),
 });
 
@@ -49,8 +51,9 @@ const TIMEOUT_MS = 5000;
 const MAX_ANSWER_BYTES = 64 << 20;
 
 /**
- * The calls of etcd's v3 API that the exchange of metadata needs, by its JSON gateway (etcd 3.4 and newer). Every call rejects with
- * `KV_SIDE_CHANNEL_UNREACHABLE` when no endpoint answers within 5 s or all refuse, and with `KV_WIRE_MALFORMED` for an answer that is not etcd's.
+ * The calls of etcd's v3 API that the exchange of metadata needs, by its JSON gateway (etcd 3.4 and
+ * newer). Every call rejects with `KV_SIDE_CHANNEL_UNREACHABLE` when no endpoint answers within 5 s
+ * or all refuse, and with `KV_WIRE_MALFORMED` for an answer that is not etcd's.
  */
 export class EtcdClient {
   readonly #endpoints: readonly URL[];
@@ -94,8 +97,9 @@ export class EtcdClient {
   }
 
   /**
-   * Calls `onEvent` for each change of a key after `revision`, in order, until it returns false. Resolves then, and when the signal is aborted; rejects
-   * when the connection ends or etcd cancels the watch, as it does for a revision that it no longer has.
+   * Calls `onEvent` for each change of a key after `revision`, in order, until it returns false.
+   * Resolves then, and when the signal is aborted; rejects when the connection ends or etcd cancels
+   * the watch, as it does for a revision that it no longer has.
    */
   async watch(
     key: string,
@@ -119,12 +123,17 @@ export class EtcdClient {
       }
     } catch (error) {
       if (!signal.aborted) {
-        throw KvError.from(error, "KV_SIDE_CHANNEL_UNREACHABLE", `the watch of ${key} in etcd broke off`);
+        throw KvError.from(
+          error,
+          "KV_SIDE_CHANNEL_UNREACHABLE",
+          `the watch of ${key} in etcd broke off`,
+        );
       }
     } finally {
       answer.destroy();
     }
-    if (!signal.aborted) throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `etcd ended the watch of ${key}`);
+    if (!signal.aborted)
+      throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `etcd ended the watch of ${key}`);
   }
 
   async #call<T>(schema: z.ZodType<T>, path: string, body: object): Promise<T> {
@@ -132,7 +141,11 @@ export class EtcdClient {
     try {
       for await (const line of linesOf(answer)) return decode(schema, line);
     } catch (error) {
-      throw KvError.from(error, "KV_SIDE_CHANNEL_UNREACHABLE", `the answer of etcd to ${path} broke off`);
+      throw KvError.from(
+        error,
+        "KV_SIDE_CHANNEL_UNREACHABLE",
+        `the answer of etcd to ${path} broke off`,
+      );
     } finally {
       answer.destroy();
     }
@@ -145,12 +158,18 @@ export class EtcdClient {
       try {
         return await post(new URL(`/v3/${path}`, endpoint), body, signal, this.#tls);
       } catch (error) {
-        failures.push(`${endpoint.origin}: ${error instanceof Error ? error.message : String(error)}`);
+        failures.push(
+          `${endpoint.origin}: ${error instanceof Error ? error.message : String(error)}`,
+        );
       }
     }
-    throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `etcd did not answer ${path}: ${failures.join("; ")}`, {
-      hint: "check the endpoints, such as http://10.0.0.5:2379, and that etcd runs",
-    });
+    throw new KvError(
+      "KV_SIDE_CHANNEL_UNREACHABLE",
+      `etcd did not answer ${path}: ${failures.join("; ")}`,
+      {
+        hint: "check the endpoints, such as http://10.0.0.5:2379, and that etcd runs",
+      },
+    );
   }
 }
 
@@ -159,9 +178,13 @@ function decode<T>(schema: z.ZodType<T>, line: string): T {
   try {
     return schema.parse(JSON.parse(line));
   } catch (cause) {
-    throw new KvError("KV_WIRE_MALFORMED", `etcd's answer is not as expected: ${line.slice(0, 200)}`, {
-      cause,
-    });
+    throw new KvError(
+      "KV_WIRE_MALFORMED",
+      `etcd's answer is not as expected: ${line.slice(0, 200)}`,
+      {
+        cause,
+      },
+    );
   }
 }
 
@@ -173,15 +196,19 @@ function post(url: URL, body: object, signal: AbortSignal, tls: EtcdTls): Promis
   return new Promise((resolve, reject) => {
     let answered = false;
     const headers = { "content-type": "application/json" };
-    const sent = request(url, { method: "POST", signal, headers, ...(secure ? tls : {}) }, (answer) => {
-      answered = true;
-      if (answer.statusCode === 200) {
-        resolve(answer);
-        return;
-      }
-      answer.resume();
-      reject(new Error(`status ${answer.statusCode}`));
-    });
+    const sent = request(
+      url,
+      { method: "POST", signal, headers, ...(secure ? tls : {}) },
+      (answer) => {
+        answered = true;
+        if (answer.statusCode === 200) {
+          resolve(answer);
+          return;
+        }
+        answer.resume();
+        reject(new Error(`status ${answer.statusCode}`));
+      },
+    );
     // A watch is silent for as long as nothing changes, so only its beginning has a deadline.
     sent.setTimeout(TIMEOUT_MS, () => {
       if (!answered) sent.destroy(new Error("timeout"));
@@ -191,7 +218,10 @@ function post(url: URL, body: object, signal: AbortSignal, tls: EtcdTls): Promis
   });
 }
 
-/** The lines of an answer; etcd's gateway writes a JSON value a line. Throws `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * The lines of an answer; etcd's gateway writes a JSON value a line. Throws
+ * `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 async function* linesOf(answer: IncomingMessage): AsyncGenerator<string> {
   let parts: Buffer[] = [];
   let bytes = 0;
@@ -206,7 +236,10 @@ async function* linesOf(answer: IncomingMessage): AsyncGenerator<string> {
     parts.push(rest);
     bytes += rest.length;
     if (bytes > MAX_ANSWER_BYTES) {
-      throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `an answer of etcd exceeds ${MAX_ANSWER_BYTES} bytes`);
+      throw new KvError(
+        "KV_WIRE_LIMIT_EXCEEDED",
+        `an answer of etcd exceeds ${MAX_ANSWER_BYTES} bytes`,
+      );
     }
   }
   if (bytes > 0) yield Buffer.concat(parts).toString("utf8");

@@ -22,8 +22,9 @@ export interface EtcdMetadataOptions extends AmbientOptions {
   /** How long the keys of an agent stay after its process has died: 2 to 3600 s. @default 10 */
   readonly leaseSeconds?: number | undefined;
   /**
-   * Called when the keys of a fetched peer have gone: it has closed, or has died. The agent has forgotten it by then; `inUse` is true when prepared
-   * lists keep it known, so close them and call `removeRemote`. @default undefined
+   * Called when the keys of a fetched peer have gone: it has closed, or has died. The agent has
+   * forgotten it by then; `inUse` is true when prepared lists keep it known, so close them and call
+   * `removeRemote`. @default undefined
    */
   readonly onGone?: ((name: string, inUse: boolean) => void) | undefined;
 }
@@ -41,8 +42,10 @@ const DEFAULT_FETCH_MS = 5000;
 const RETRY_MS = 500;
 
 /**
- * Exchanges metadata of an agent through etcd, under NIXL's own keys: agents of other processes with `NIXL_ETCD_ENDPOINTS`, such as Python's, find this
- * one and are found. NIXL writes its keys for ever. Here they have a lease, so that they go when the process dies. Throws `KV_CONFIG_INVALID`.
+ * Exchanges metadata of an agent through etcd, under NIXL's own keys: agents of other processes
+ * with `NIXL_ETCD_ENDPOINTS`, such as Python's, find this one and are found. NIXL writes its keys
+ * for ever. Here they have a lease, so that they go when the process dies. Throws
+ * `KV_CONFIG_INVALID`.
  */
 export function etcdMetadata(
   agent: MetadataAgent,
@@ -90,23 +93,27 @@ export class EtcdMetadata implements AsyncDisposable {
   }
 
   /**
-   * Publishes the agent's metadata, of all its memory or of `registrations` (Python: `send_local_metadata`); again after more memory was registered. Its
-   * lease is renewed every third of `leaseSeconds` until `close`, and the keys are written anew when it has ended meanwhile. Rejects with
-   * `KV_SIDE_CHANNEL_UNREACHABLE` and `KV_SIDE_CHANNEL_CLOSED`.
+   * Publishes the agent's metadata, of all its memory or of `registrations` (Python:
+   * `send_local_metadata`); again after more memory was registered. Its lease is renewed every
+   * third of `leaseSeconds` until `close`, and the keys are written anew when it has ended
+   * meanwhile. Rejects with `KV_SIDE_CHANNEL_UNREACHABLE` and `KV_SIDE_CHANNEL_CLOSED`.
    */
   readonly publish = async (
     options: { readonly registrations?: readonly Registration[] | undefined } = {},
   ): Promise<void> => {
     this.#requireOpen();
     const { registrations } = options;
-    this.#published = await this.#agent.localMetadata(registrations === undefined ? {} : { registrations });
+    this.#published = await this.#agent.localMetadata(
+      registrations === undefined ? {} : { registrations },
+    );
     await this.#write();
     this.#renewLater();
   };
 
   /**
-   * Adds a peer from its published metadata, or waits until it publishes it, and returns its name (Python: `fetch_remote_metadata`). From then on the peer
-   * is watched: see `onGone`. Rejects with `KV_SIDE_CHANNEL_TIMEOUT`, `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_CLOSED`, with
+   * Adds a peer from its published metadata, or waits until it publishes it, and returns its name
+   * (Python: `fetch_remote_metadata`). From then on the peer is watched: see `onGone`. Rejects with
+   * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_CLOSED`, with
    * `KV_AGENT_METADATA_INVALID` when the metadata is another agent's, and as `addRemote` does.
    */
   readonly fetch = async (name: string, options: EtcdFetchOptions = {}): Promise<string> => {
@@ -125,7 +132,10 @@ export class EtcdMetadata implements AsyncDisposable {
     return name;
   };
 
-  /** Removes the agent's keys (Python: `invalidate_local_metadata`), and stops watching peers, which stay known. */
+  /**
+   * Removes the agent's keys (Python: `invalidate_local_metadata`), and stops watching peers, which
+   * stay known.
+   */
   readonly close = async (): Promise<void> => {
     this.#stop.abort();
     this.#timer?.cancel();
@@ -160,7 +170,10 @@ export class EtcdMetadata implements AsyncDisposable {
   #renewLater(): void {
     this.#timer?.cancel();
     if (this.#stop.signal.aborted) return;
-    this.#timer = this.#ambient.clock.setTimer(() => void this.#renew(), (this.#leaseSeconds * 1000) / 3);
+    this.#timer = this.#ambient.clock.setTimer(
+      () => void this.#renew(),
+      (this.#leaseSeconds * 1000) / 3,
+    );
   }
 
   async #renew(): Promise<void> {
@@ -178,7 +191,10 @@ export class EtcdMetadata implements AsyncDisposable {
     this.#renewLater();
   }
 
-  async #read(name: string, timeoutMs: number): Promise<{ metadata: Uint8Array; revision: bigint }> {
+  async #read(
+    name: string,
+    timeoutMs: number,
+  ): Promise<{ metadata: Uint8Array; revision: bigint }> {
     const key = this.#key(name, "metadata");
     const { value, revision } = await this.#client.get(key);
     if (value !== undefined && value.length > 0) return { metadata: value, revision };
@@ -215,7 +231,9 @@ export class EtcdMetadata implements AsyncDisposable {
         .catch((error: unknown) => this.#warn("nixl-etcd-watch-failed", error));
       if (signal.aborted) return;
       if (gone) break;
-      await new Promise<void>((resolve) => this.#ambient.clock.setTimer(resolve, RETRY_MS, { ref: true }));
+      await new Promise<void>((resolve) =>
+        this.#ambient.clock.setTimer(resolve, RETRY_MS, { ref: true }),
+      );
       // What happened meanwhile shows in the key itself.
       const now = await this.#client.get(key).catch(() => undefined);
       if (now !== undefined && now.value === undefined) break;
@@ -239,7 +257,9 @@ export class EtcdMetadata implements AsyncDisposable {
   }
 }
 
-/** The name with which NIXL's metadata begins; undefined for other bytes, which the addon refuses. */
+/**
+ * The name with which NIXL's metadata begins; undefined for other bytes, which the addon refuses.
+ */
 function agentNameIn(metadata: Uint8Array): string | undefined {
   const bytes = Buffer.from(metadata.buffer, metadata.byteOffset, metadata.byteLength);
   const head = "nixlSerDes|Agent";
@@ -275,9 +295,13 @@ function tlsOf(tls: EtcdTls = {}): EtcdTls {
   }
   const { ca, cert, key } = tls;
   if ((cert === undefined) === (key === undefined)) return { ca, cert, key };
-  throw new KvError("KV_CONFIG_INVALID", `tls.${cert === undefined ? "key" : "cert"} is given alone`, {
-    hint: "give the certificate and its key",
-  });
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `tls.${cert === undefined ? "key" : "cert"} is given alone`,
+    {
+      hint: "give the certificate and its key",
+    },
+  );
 }
 
 function leaseOf(seconds: number = DEFAULT_LEASE_SECONDS): number {

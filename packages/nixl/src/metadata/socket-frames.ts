@@ -15,10 +15,15 @@ const LENGTH_BYTES = 8;
 /** The most bytes of a frame. Metadata has some 100 bytes for each registration. */
 export const MAX_FRAME_BYTES = 16_777_216;
 
-/** A frame: the length in 8 bytes, little-endian; `NIXLCOMM:`; the kind in 4 bytes; metadata or a name. */
+/**
+ * A frame: the length in 8 bytes, little-endian; `NIXLCOMM:`; the kind in 4 bytes; metadata or a
+ * name.
+ */
 export function encodeMessage(message: MetadataMessage): Buffer {
   const body =
-    message.kind === "LOAD" ? message.metadata : Buffer.from(message.kind === "INVL" ? message.name : "");
+    message.kind === "LOAD"
+      ? message.metadata
+      : Buffer.from(message.kind === "INVL" ? message.name : "");
   const head = Buffer.from(`${MARK}${message.kind}`);
   const frame = Buffer.alloc(LENGTH_BYTES + head.length + body.length);
   frame.writeBigUInt64LE(BigInt(head.length + body.length));
@@ -45,7 +50,10 @@ export class FrameReader {
     return this.#bytes > 0 || this.#expected !== undefined;
   }
 
-  /** The messages that are complete with this chunk. Throws `KV_WIRE_LIMIT_EXCEEDED` and `KV_WIRE_MALFORMED`. */
+  /**
+   * The messages that are complete with this chunk. Throws `KV_WIRE_LIMIT_EXCEEDED` and
+   * `KV_WIRE_MALFORMED`.
+   */
   read(chunk: Buffer): MetadataMessage[] {
     this.#parts.push(chunk);
     this.#bytes += chunk.length;

@@ -9,12 +9,19 @@ import {
   remoteAddressKey,
 } from "@kv/interface";
 import { formatValue, requireObject } from "../validate.js";
-import { encodeMessage, FrameReader, MAX_FRAME_BYTES, type MetadataMessage } from "./socket-frames.js";
+import {
+  encodeMessage,
+  FrameReader,
+  MAX_FRAME_BYTES,
+  type MetadataMessage,
+} from "./socket-frames.js";
 
 /** What the exchange of metadata needs of an agent. */
 export type MetadataAgent = Pick<Agent, "name" | "addRemote" | "removeRemote"> & {
   /** The agent's metadata, of all its memory or of these registrations. */
-  localMetadata(options?: { registrations?: readonly Registration[] | undefined }): Promise<Uint8Array>;
+  localMetadata(options?: {
+    registrations?: readonly Registration[] | undefined;
+  }): Promise<Uint8Array>;
 };
 
 /** Options of `listenForMetadata`. */
@@ -23,7 +30,10 @@ export interface MetadataListenerOptions extends AmbientOptions {
   readonly host?: string | undefined;
   /** Port; 0 for any free one. @default 0 */
   readonly port?: number | undefined;
-  /** Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten. @default undefined */
+  /**
+   * Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten.
+   * @default undefined
+   */
   readonly onPeer?: ((name: string, change: "added" | "removed") => void) | undefined;
   /** Other limits than `METADATA_LISTENER_LIMITS`. @default undefined */
   readonly limits?: Partial<Record<keyof typeof METADATA_LISTENER_LIMITS, number>> | undefined;
@@ -68,10 +78,12 @@ export interface MetadataExchangeOptions {
 const DEFAULT_TIMEOUT_MS = 5000;
 
 /**
- * Listens for metadata as NIXL's listen thread does (`listen_port` of Python's `nixl_agent`), with the same messages. Every message goes through
- * `addRemote` and `removeRemote` of the agent, and so through its checks; a message that fails is logged (`nixl-metadata-refused`) and ends its connection.
- * Nothing authenticates a sender: whoever reaches the port can add peers, and remove those without prepared lists. It keeps
- * `METADATA_LISTENER_LIMITS`. Rejects with `KV_SIDE_CHANNEL_BIND_FAILED`, and `KV_CONFIG_INVALID` for wrong options.
+ * Listens for metadata as NIXL's listen thread does (`listen_port` of Python's `nixl_agent`), with
+ * the same messages. Every message goes through `addRemote` and `removeRemote` of the agent, and so
+ * through its checks; a message that fails is logged (`nixl-metadata-refused`) and ends its
+ * connection. Nothing authenticates a sender: whoever reaches the port can add peers, and remove
+ * those without prepared lists. It keeps `METADATA_LISTENER_LIMITS`. Rejects with
+ * `KV_SIDE_CHANNEL_BIND_FAILED`, and `KV_CONFIG_INVALID` for wrong options.
  */
 export async function listenForMetadata(
   agent: MetadataAgent,
@@ -85,7 +97,10 @@ export async function listenForMetadata(
   const server = createServer({ allowHalfOpen: true }, (socket) => {
     const addressOf = ({ remoteAddress = "" }: Socket) => remoteAddressKey(remoteAddress);
     const ofAddress = [...connections].filter((other) => addressOf(other) === addressOf(socket));
-    if (connections.size >= limits.maxConnections || ofAddress.length >= limits.maxConnectionsPerAddress) {
+    if (
+      connections.size >= limits.maxConnections ||
+      ofAddress.length >= limits.maxConnectionsPerAddress
+    ) {
       socket.destroy();
       return;
     }
@@ -106,13 +121,16 @@ export async function listenForMetadata(
 }
 
 /**
- * Sends an agent's metadata to a listener (Python: `send_local_metadata`), of all its memory or of `registrations`. Resolves when the bytes have left;
- * NIXL's protocol has no answer. Rejects with `KV_SIDE_CHANNEL_UNREACHABLE` or `KV_SIDE_CHANNEL_TIMEOUT`.
+ * Sends an agent's metadata to a listener (Python: `send_local_metadata`), of all its memory or of
+ * `registrations`. Resolves when the bytes have left; NIXL's protocol has no answer. Rejects with
+ * `KV_SIDE_CHANNEL_UNREACHABLE` or `KV_SIDE_CHANNEL_TIMEOUT`.
  */
 export async function sendMetadata(
   agent: MetadataAgent,
   to: MetadataAddress,
-  options: MetadataExchangeOptions & { readonly registrations?: readonly Registration[] | undefined } = {},
+  options: MetadataExchangeOptions & {
+    readonly registrations?: readonly Registration[] | undefined;
+  } = {},
 ): Promise<void> {
   const { registrations } = options;
   const metadata = await agent.localMetadata(registrations === undefined ? {} : { registrations });
@@ -120,8 +138,9 @@ export async function sendMetadata(
 }
 
 /**
- * Asks a listener for its agent's metadata, adds the peer, and returns its name (Python: `fetch_remote_metadata`). Rejects with
- * `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED`, and as `addRemote` does.
+ * Asks a listener for its agent's metadata, adds the peer, and returns its name (Python:
+ * `fetch_remote_metadata`). Rejects with `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`,
+ * `KV_WIRE_MALFORMED`, and as `addRemote` does.
  */
 export async function fetchMetadata(
   agent: MetadataAgent,
@@ -133,7 +152,8 @@ export async function fetchMetadata(
 }
 
 /**
- * Tells a listener that this agent is not to be used any more (Python: `invalidate_local_metadata`). Resolves when the bytes have left. Rejects with
+ * Tells a listener that this agent is not to be used any more (Python:
+ * `invalidate_local_metadata`). Resolves when the bytes have left. Rejects with
  * `KV_SIDE_CHANNEL_UNREACHABLE` or `KV_SIDE_CHANNEL_TIMEOUT`.
  */
 export async function invalidateMetadata(
@@ -144,7 +164,10 @@ export async function invalidateMetadata(
   await exchange(at, { kind: "INVL", name: agent.name }, options, async () => undefined);
 }
 
-/** Serves one connection of a listener until its peer ends it. Its messages are handled one after another. */
+/**
+ * Serves one connection of a listener until its peer ends it. Its messages are handled one after
+ * another.
+ */
 async function serveConnection(
   agent: MetadataAgent,
   socket: Socket,
@@ -213,15 +236,26 @@ async function exchange<T>(
   try {
     await once(socket, "connect");
     const answer = read(socket);
-    await Promise.all([answer, new Promise<void>((sent) => socket.end(encodeMessage(message), sent))]);
+    await Promise.all([
+      answer,
+      new Promise<void>((sent) => socket.end(encodeMessage(message), sent)),
+    ]);
     return await answer;
   } catch (cause) {
     if (KvError.is(cause)) throw cause;
     const place = `the metadata listener at ${at.host}:${at.port}`;
-    if (late) throw new KvError("KV_SIDE_CHANNEL_TIMEOUT", `${place} did not answer within ${timeoutMs} ms`);
-    throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${place} cannot be reached: ${String(cause)}`, {
-      cause,
-    });
+    if (late)
+      throw new KvError(
+        "KV_SIDE_CHANNEL_TIMEOUT",
+        `${place} did not answer within ${timeoutMs} ms`,
+      );
+    throw new KvError(
+      "KV_SIDE_CHANNEL_UNREACHABLE",
+      `${place} cannot be reached: ${String(cause)}`,
+      {
+        cause,
+      },
+    );
   } finally {
     clearTimeout(timer);
     socket.destroy();
@@ -235,10 +269,16 @@ async function answerOf(socket: Socket): Promise<Uint8Array> {
       if (message.kind === "LOAD") return message.metadata;
     }
   }
-  throw new KvError("KV_WIRE_MALFORMED", "the metadata listener closed the connection without metadata");
+  throw new KvError(
+    "KV_WIRE_MALFORMED",
+    "the metadata listener closed the connection without metadata",
+  );
 }
 
 function requirePort(port: unknown): void {
   if (typeof port === "number" && Number.isInteger(port) && port >= 0 && port < 65_536) return;
-  throw new KvError("KV_CONFIG_INVALID", `the port is ${formatValue(port)}, not an integer from 0 to 65535`);
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `the port is ${formatValue(port)}, not an integer from 0 to 65535`,
+  );
 }

@@ -66,7 +66,11 @@ export function agentCases({ options, missing }: Library): void {
         for (const value of [1, 2, 3]) {
           theirs.bytes.fill(value);
           const { lengthBytes, descriptorCount } = await transfer.post().done;
-          expect([lengthBytes, descriptorCount, memory.bytes[5 * BLOCK]]).toEqual([3 * BLOCK, 3, value]);
+          expect([lengthBytes, descriptorCount, memory.bytes[5 * BLOCK]]).toEqual([
+            3 * BLOCK,
+            3,
+            value,
+          ]);
         }
       });
 
@@ -95,7 +99,9 @@ export function agentCases({ options, missing }: Library): void {
           remote,
         });
         const { done } = transfer.post();
-        expect(() => transfer.post()).toThrow(expect.objectContaining({ code: "KV_TRANSFER_INVALID" }));
+        expect(() => transfer.post()).toThrow(
+          expect.objectContaining({ code: "KV_TRANSFER_INVALID" }),
+        );
         await done;
         expect(await codeOf(local.close())).toBe("KV_MEMORY_IN_USE");
         const late = transfer.post();
@@ -113,7 +119,9 @@ export function agentCases({ options, missing }: Library): void {
           remoteIds: ids,
         } as const;
         expect(await codeOf(agent.prepareTransfer(wrong))).toBe("KV_TRANSFER_INVALID");
-        expect(await codeOf(peer.prepareTransfer({ ...wrong, localIds: ids }))).toBe("KV_TRANSFER_INVALID");
+        expect(await codeOf(peer.prepareTransfer({ ...wrong, localIds: ids }))).toBe(
+          "KV_TRANSFER_INVALID",
+        );
         const posted = { ...wrong, localIds: ids, notification: Buffer.from("of a post") };
         expect(await codeOf(agent.prepareTransfer(posted))).toBe("KV_TRANSFER_INVALID");
         // A failure leaves the lists free.
@@ -195,7 +203,9 @@ export function agentCases({ options, missing }: Library): void {
         memoryType: "DRAM" as const,
         rows: Float64Array.of(memory.address, BLOCK, 0, BLOCK, COUNT + 1),
       };
-      expect(await codeOf(agent.prepareRemote(agent.name, outside))).toBe("KV_MEMORY_NOT_REGISTERED");
+      expect(await codeOf(agent.prepareRemote(agent.name, outside))).toBe(
+        "KV_MEMORY_NOT_REGISTERED",
+      );
       await local.close();
       await loopback.close();
       await registration.close();
@@ -208,20 +218,33 @@ export function agentCases({ options, missing }: Library): void {
       const [mine, one, two] = [allocate(), allocate(), allocate()];
       await reader.register(mine);
       const registrations = [await owner.register(one), await owner.register(two)] as const;
-      const name = await reader.addRemote(await owner.localMetadata({ registrations: [registrations[0]] }));
+      const name = await reader.addRemote(
+        await owner.localMetadata({ registrations: [registrations[0]] }),
+      );
       const list = await reader.prepareRemote(name, rowsOf(one));
       expect(await codeOf(reader.prepareRemote(name, rowsOf(two)))).toBe("KV_LIST_INVALID");
       await reader.addRemote(await owner.localMetadata({ registrations: [registrations[1]] }));
       two.bytes.fill(21);
       const later = await reader.prepareRemote(name, rowsOf(two));
       const local = await reader.prepareLocal(rowsOf(mine));
-      await reader.transfer({ operation: "READ", local, runs: Int32Array.of(0, 0, COUNT), remote: later })
-        .done;
-      await reader.transfer({ operation: "READ", local, runs: Int32Array.of(0, 0, 1), remote: list }).done;
+      await reader.transfer({
+        operation: "READ",
+        local,
+        runs: Int32Array.of(0, 0, COUNT),
+        remote: later,
+      }).done;
+      await reader.transfer({
+        operation: "READ",
+        local,
+        runs: Int32Array.of(0, 0, 1),
+        remote: list,
+      }).done;
       expect(mine.bytes[BLOCK]).toBe(21);
       const closed = await owner.register(transport.allocate(BLOCK));
       await closed.close();
-      expect(await codeOf(owner.localMetadata({ registrations: [closed] }))).toBe("KV_MEMORY_NOT_REGISTERED");
+      expect(await codeOf(owner.localMetadata({ registrations: [closed] }))).toBe(
+        "KV_MEMORY_NOT_REGISTERED",
+      );
       expect(await codeOf(reader.localMetadata({ registrations: [registrations[0]] }))).toBe(
         "KV_MEMORY_NOT_REGISTERED",
       );
@@ -254,7 +277,9 @@ export function agentCases({ options, missing }: Library): void {
       expect(await codeOf(agent.register(here))).toBe("KV_MEMORY_INVALID");
       await (await agent.register(here, { backends: ["UCX"] })).close();
       await registration.close();
-      expect(await codeOf(agent.register(here, { backends: ["POSIX"] }))).toBe("KV_BACKEND_UNAVAILABLE");
+      expect(await codeOf(agent.register(here, { backends: ["POSIX"] }))).toBe(
+        "KV_BACKEND_UNAVAILABLE",
+      );
       here.close();
     });
 
@@ -264,7 +289,8 @@ export function agentCases({ options, missing }: Library): void {
       theirs.bytes.fill(123);
       const local = await agent.prepareLocal(rowsOf(shared));
       const remote = await agent.prepareRemote(peer.name, rowsOf(theirs));
-      await agent.transfer({ operation: "READ", local, runs: Int32Array.of(0, 0, COUNT), remote }).done;
+      await agent.transfer({ operation: "READ", local, runs: Int32Array.of(0, 0, COUNT), remote })
+        .done;
       expect([shared.bytes[0], shared.view(BLOCK * COUNT - 1, 1)[0]]).toEqual([123, 123]);
       expect(() => shared.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
       await local.close();
@@ -293,7 +319,9 @@ export function agentCases({ options, missing }: Library): void {
     test("memory that is not the process's is refused", async () => {
       const here = { lengthBytes: BLOCK, owner: {} };
       // The first page is never mapped, and a range must not go on where nothing is.
-      expect(await codeOf(agent.register(hostMemory({ ...here, address: BLOCK })))).toBe("KV_MEMORY_INVALID");
+      expect(await codeOf(agent.register(hostMemory({ ...here, address: BLOCK })))).toBe(
+        "KV_MEMORY_INVALID",
+      );
       const small = transport.allocate(BLOCK);
       const beyond = hostMemory({ address: small.address, lengthBytes: 2 ** 46, owner: small });
       expect(await codeOf(agent.register(beyond))).toBe("KV_MEMORY_INVALID");

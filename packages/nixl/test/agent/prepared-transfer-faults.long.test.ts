@@ -8,7 +8,10 @@ const BLOCK = 65_536;
 /** 16 MiB: several slices. */
 const COUNT = 256;
 
-/** The fake ends the process when a request is posted again after it failed, or is not released before its agent. */
+/**
+ * The fake ends the process when a request is posted again after it failed, or is not released
+ * before its agent.
+ */
 describe.skipIf(FAKE.missing)(`prepared transfers with faults (${FAKE.missing ?? "found"})`, () => {
   const transport = nixlTransport(FAKE.options);
   let reader: NixlAgent;

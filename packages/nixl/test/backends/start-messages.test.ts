@@ -15,7 +15,9 @@ vi.mock("node:fs/promises", async (original) => {
       path === SYSFS ? Promise.resolve([...devices.keys()]) : real.readdir(path, ...rest),
     readlink: (path: string, ...rest: never[]) => {
       const driver = devices.get(/^\/sys\/class\/infiniband\/([^/]+)\//.exec(path)?.[1] ?? "");
-      return driver === undefined ? real.readlink(path, ...rest) : Promise.resolve(`drivers/${driver}`);
+      return driver === undefined
+        ? real.readlink(path, ...rest)
+        : Promise.resolve(`drivers/${driver}`);
     },
   };
 });

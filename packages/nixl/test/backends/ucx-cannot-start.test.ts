@@ -17,7 +17,8 @@ const inNamespaces = (command: string, env: NodeJS.ProcessEnv = {}) =>
 const unshared = inNamespaces(
   "ip link set lo up && echo 1 > /proc/sys/kernel/shmmni && mount -t tmpfs none /mnt",
 );
-const missing = nixlMissing ?? (unshared.status === 0 ? undefined : "unshare or ip is not allowed here");
+const missing =
+  nixlMissing ?? (unshared.status === 0 ? undefined : "unshare or ip is not allowed here");
 
 describe.skipIf(missing)(
   `N10: UCX that cannot start says why, and what to set (${missing ?? "found"})`,
@@ -62,7 +63,9 @@ describe.skipIf(missing)(
       // What the error says to set helps.
       const [, variable, value] = /(UCX_TLS)=(\S+)/.exec(fix) ?? [];
       if (variable === undefined) return;
-      expect(JSON.parse(inNamespaces(program, { [variable]: value }).stdout)).toMatchObject({ code: "none" });
+      expect(JSON.parse(inNamespaces(program, { [variable]: value }).stdout)).toMatchObject({
+        code: "none",
+      });
     });
   },
 );

@@ -1,4 +1,5 @@
-// A worker sends notifications with a NIXL that takes 300 ms for each. While the worker's own thread is within NIXL, the process ends as its argument says.
+// A worker sends notifications with a NIXL that takes 300 ms for each. While the worker's own
+// thread is within NIXL, the process ends as its argument says.
 import { setTimeout as delay } from "node:timers/promises";
 import { isMainThread, parentPort, Worker } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";

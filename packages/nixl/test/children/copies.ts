@@ -1,5 +1,6 @@
-// Copies that once ended the process. `scatter`: the source moves away and is collected while a thread copies it. `gather`: runs with more bytes
-// together than a buffer can have. `long`: memory that is longer than one buffer may be.
+// Copies that once ended the process. `scatter`: the source moves away and is collected while a
+// thread copies it. `gather`: runs with more bytes together than a buffer can have. `long`: memory
+// that is longer than one buffer may be.
 import { pbkdf2 } from "node:crypto";
 import { setImmediate as turn } from "node:timers/promises";
 import { KvError } from "@kv/interface";

@@ -1,5 +1,5 @@
-// Creates an agent with the backends of the environment, and prints the error, what was logged, and a variable that the addon sets
-// for UCX as JSON.
+// Creates an agent with the backends of the environment, and prints the error, what was logged, and
+// a variable that the addon sets for UCX as JSON.
 import { setTimeout as sleep } from "node:timers/promises";
 import { KvError, type Log } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";

@@ -1,4 +1,5 @@
-// An agent of a host of its own, for the test of etcd across network namespaces: publishes its metadata, and fetches and reads a peer on request.
+// An agent of a host of its own, for the test of etcd across network namespaces: publishes its
+// metadata, and fetches and reads a peer on request.
 import { etcdMetadata, nixlTransport } from "@kv/nixl";
 
 const LENGTH = 65_536;
@@ -33,8 +34,13 @@ async function answer(request: Request): Promise<unknown> {
   const peer = await metadata.fetch(request.fetch, { timeoutMs: 20_000 });
   await using local = await agent.prepareLocal(table(memory.address));
   await using remote = await agent.prepareRemote(peer, table(request.address));
-  await agent.transfer({ operation: "READ", local, runs: Int32Array.of(0, 0, 1), remote, timeoutMs: 20_000 })
-    .done;
+  await agent.transfer({
+    operation: "READ",
+    local,
+    runs: Int32Array.of(0, 0, 1),
+    remote,
+    timeoutMs: 20_000,
+  }).done;
   return memory.bytes[LENGTH - 1];
 }
 process.on("message", (request: Request) => {

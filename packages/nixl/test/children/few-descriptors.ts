@@ -1,5 +1,6 @@
-// What happens with few free file descriptors. `matrix`: leaves 0 to 32 and creates an agent, or two, or adds a peer, or connects to it. `owner`: a peer that has none for
-// a while, as its parent tells it.
+// What happens with few free file descriptors. `matrix`: leaves 0 to 32 and creates an agent, or
+// two, or adds a peer, or connects to it. `owner`: a peer that has none for a while, as its parent
+// tells it.
 import { closeSync, openSync } from "node:fs";
 import { KvError, type Log } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -30,7 +31,10 @@ const outcome = (call: Promise<unknown>) =>
 if (role === "matrix") {
   const outcomes: Record<string, string[]> = { create: [], two: [], add: [], connect: [] };
   const transport = nixlTransport({ backends: [backend], env });
-  /** Adds a peer of this process and reads it: from `addRemote` on, or only from the first transfer on, `left` descriptors are free. */
+  /**
+   * Adds a peer of this process and reads it: from `addRemote` on, or only from the first transfer
+   * on, `left` descriptors are free.
+   */
   const read = async (left: number, from: "add" | "connect") => {
     const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
     const [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
@@ -61,7 +65,9 @@ if (role === "matrix") {
     leave(left);
     outcomes.create?.push(await outcome(transport.createAgent()));
     outcomes.two?.push(
-      (await Promise.all([outcome(transport.createAgent()), outcome(transport.createAgent())])).join(),
+      (
+        await Promise.all([outcome(transport.createAgent()), outcome(transport.createAgent())])
+      ).join(),
     );
     free(held.length);
     outcomes.add?.push(await read(left, "add"));
@@ -71,7 +77,12 @@ if (role === "matrix") {
   process.stdout.write(JSON.stringify({ first, ...outcomes }));
 } else {
   const errors: string[] = [];
-  const log = { debug() {}, info() {}, warn() {}, error: (event: string) => errors.push(event) } as Log;
+  const log = {
+    debug() {},
+    info() {},
+    warn() {},
+    error: (event: string) => errors.push(event),
+  } as Log;
   const transport = nixlTransport({ backends: [backend], env, log });
   const agent = await transport.createAgent();
   const memory = transport.allocate(LENGTH);

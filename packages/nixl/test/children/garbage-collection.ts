@@ -1,4 +1,5 @@
-// Drops objects without closing them and collects garbage: nothing that NIXL or a view can reach may be freed.
+// Drops objects without closing them and collects garbage: nothing that NIXL or a view can reach
+// may be freed.
 import { setImmediate as turn } from "node:timers/promises";
 import { hostMemory, nixlTransport, sharedMemory } from "@kv/nixl";
 
@@ -33,7 +34,13 @@ const bytes = await (async () => {
   const remote = await reader.prepareRemote(owner.name, table(source));
   await reader.prepareRemote(owner.name, table(source));
   const ids = Int32Array.from({ length: LENGTH / 4096 }, (_, index) => index);
-  const { done } = reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids });
+  const { done } = reader.transfer({
+    operation: "READ",
+    local,
+    localIds: ids,
+    remote,
+    remoteIds: ids,
+  });
   await collect();
   await done;
   return memory.bytes;
@@ -47,7 +54,8 @@ await collect();
 if ((await taking).count !== 1_000_000) throw new Error("the rows are not those that were given");
 if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
 
-// Memory of the caller: its owner stays while it is registered, and is collected once nobody has it.
+// Memory of the caller: its owner stays while it is registered, and is collected once nobody has
+// it.
 const left = { owners: 2 };
 const ended = new FinalizationRegistry(() => {
   left.owners -= 1;

@@ -1,4 +1,5 @@
-// Creates an agent, and reports what that has changed in the process. Starts a child before and after.
+// Creates an agent, and reports what that has changed in the process. Starts a child before and
+// after.
 import { type ChildProcess, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from "node:fs";
@@ -22,7 +23,9 @@ const inherited = async (): Promise<string[]> => {
 const ownFile = (name: string) => readFileSync(`/proc/self/${name}`, "utf8");
 const mappings = () => ownFile("maps").split("\n");
 const state = () => ({
-  status: ownFile("status").match(/^(Sig(Ign|Cgt|Blk)|Umask|NoNewPrivs|Seccomp|Cap\w+|THP_enabled):.*$/gm),
+  status: ownFile("status").match(
+    /^(Sig(Ign|Cgt|Blk)|Umask|NoNewPrivs|Seccomp|Cap\w+|THP_enabled):.*$/gm,
+  ),
   cwd: process.cwd(),
   limits: ownFile("limits"),
   coreDumps: ownFile("coredump_filter"),
@@ -34,7 +37,9 @@ const state = () => ({
   code: codeOf(programs),
 });
 
-/** The programs and libraries that are loaded: the address, the length and the file of their code. */
+/**
+ * The programs and libraries that are loaded: the address, the length and the file of their code.
+ */
 function loadedCode(): [address: number, length: number, file: string][] {
   return mappings().flatMap((line): [number, number, string][] => {
     const [, from = "", to = "", file = ""] = /^(\w+)-(\w+) r-xp .* (\/.*)$/.exec(line) ?? [];
@@ -88,7 +93,9 @@ await new Promise((done) => setTimeout(done, 50));
 const module = "AGFzbQEAAAABBgFgAX8BfwMCAQAFAwEAAQcFAQFmAAAKCQEHACAAKAIACw==";
 const { WebAssembly: wasm } = globalThis as unknown as {
   WebAssembly: {
-    instantiate(bytes: Uint8Array): Promise<{ instance: { exports: { f(address: number): number } } }>;
+    instantiate(
+      bytes: Uint8Array,
+    ): Promise<{ instance: { exports: { f(address: number): number } } }>;
   };
 };
 const { instance } = await wasm.instantiate(Buffer.from(module, "base64"));
@@ -99,13 +106,24 @@ try {
   trapped = (error as Error).name;
 }
 await agent.close();
-const variables = Object.keys(process.env).filter((name) => process.env[name] !== environment[name]);
+const variables = Object.keys(process.env).filter(
+  (name) => process.env[name] !== environment[name],
+);
 await transport.close();
 // The last thread ends after the call that ends it.
 for (let tries = 0; tries < 100 && threads().kv_nixl !== undefined; tries += 1)
   await new Promise((done) => setTimeout(done, 20));
 const report = {
-  ...{ before, after, inheritedBefore, inheritedAfter, hangups, trapped, variables },
-  ...{ threadsBefore, threadsAfter, threadsOfTwo, threadsClosed: threads() },
+  before,
+  after,
+  inheritedBefore,
+  inheritedAfter,
+  hangups,
+  trapped,
+  variables,
+  threadsBefore,
+  threadsAfter,
+  threadsOfTwo,
+  threadsClosed: threads(),
 };
 process.stdout.write(JSON.stringify(report));

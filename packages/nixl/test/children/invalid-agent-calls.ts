@@ -19,7 +19,10 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
         "KV_AGENT_UNKNOWN_REMOTE",
       );
     }
-    await refused(async () => reader.addRemote(await reader.localMetadata()), "KV_AGENT_METADATA_INVALID");
+    await refused(
+      async () => reader.addRemote(await reader.localMetadata()),
+      "KV_AGENT_METADATA_INVALID",
+    );
     await works();
   },
   async "backends: none, unknown, twice, of the wrong kind"() {
@@ -31,8 +34,20 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
       () => transport.createAgent({ backends: [{ name: "UCX" }, { name: "UCX" }] }),
       "KV_BACKEND_UNAVAILABLE",
     );
-    for (const backends of [null, "UCX", [null], [7], [[]], [{ name: 7 }], [{ name: ["UCX"] }], {}]) {
-      await refused(() => transport.createAgent({ backends: backends as never }), "KV_BACKEND_UNAVAILABLE");
+    for (const backends of [
+      null,
+      "UCX",
+      [null],
+      [7],
+      [[]],
+      [{ name: 7 }],
+      [{ name: ["UCX"] }],
+      {},
+    ]) {
+      await refused(
+        () => transport.createAgent({ backends: backends as never }),
+        "KV_BACKEND_UNAVAILABLE",
+      );
       await refused(() => nixlTransport({ backends: backends as never }), "KV_BACKEND_UNAVAILABLE");
     }
   },
@@ -55,7 +70,9 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
     }
   },
   async "backend parameters: not strings, with NUL, without a name, or unreadable for NIXL"() {
-    const ucx = (parameters: unknown) => [{ name: "UCX", parameters: parameters as Record<string, string> }];
+    const ucx = (parameters: unknown) => [
+      { name: "UCX", parameters: parameters as Record<string, string> },
+    ];
     for (const value of [
       1,
       Number.NaN,
@@ -73,7 +90,10 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
         () => transport.createAgent({ backends: ucx({ num_workers: value }) }),
         "KV_AGENT_INVALID",
       );
-      await refused(() => nixlTransport({ backends: ucx({ num_workers: value }) }), "KV_AGENT_INVALID");
+      await refused(
+        () => nixlTransport({ backends: ucx({ num_workers: value }) }),
+        "KV_AGENT_INVALID",
+      );
     }
     for (const parameters of [null, 1, "num_workers=2", ["2"], { "": "2" }, { "a\0": "2" }]) {
       await refused(() => transport.createAgent({ backends: ucx(parameters) }), "KV_AGENT_INVALID");
@@ -141,12 +161,22 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
       for (const [code, act] of calls) await refused(() => act(bad as never), code);
     }
     for (const signal of [{}, { aborted: false }, { aborted: true, addEventListener: 1 }]) {
-      await refused(() => reader.transfer({ ...request, signal: signal as never }), "KV_TRANSFER_INVALID");
+      await refused(
+        () => reader.transfer({ ...request, signal: signal as never }),
+        "KV_TRANSFER_INVALID",
+      );
     }
-    await refused(() => reader.transfer({ ...request, timeoutMs: "5" as never }), "KV_TRANSFER_INVALID");
-    await refused(() => reader.prepareRemote(undefined as never, prepared), "KV_AGENT_UNKNOWN_REMOTE");
+    await refused(
+      () => reader.transfer({ ...request, timeoutMs: "5" as never }),
+      "KV_TRANSFER_INVALID",
+    );
+    await refused(
+      () => reader.prepareRemote(undefined as never, prepared),
+      "KV_AGENT_UNKNOWN_REMOTE",
+    );
     const { transfersPosted } = reader.telemetry();
-    if (transfersPosted !== 0) throw new Error("a transfer was posted before its options were looked at");
+    if (transfersPosted !== 0)
+      throw new Error("a transfer was posted before its options were looked at");
     await works();
   },
   async "everything after close, and close again"() {

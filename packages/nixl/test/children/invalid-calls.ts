@@ -1,4 +1,5 @@
-// Calls that crash a process when they are made to NIXL directly. Made to the addon, each must end in a KvError or do no harm.
+// Calls that crash a process when they are made to NIXL directly. Made to the addon, each must end
+// in a KvError or do no harm.
 
 import { INVALID_AGENT_CALLS } from "./invalid-agent-calls.js";
 import { transport } from "./invalid-calls-fixture.js";

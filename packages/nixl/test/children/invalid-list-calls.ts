@@ -6,8 +6,11 @@ export const INVALID_LIST_CALLS: Readonly<Record<string, () => Promise<void>>> =
   async "indices out of range, negative, none, unequal, of the wrong kind"() {
     const { reader, request, works } = await pair();
     const ids = (localIds: unknown, remoteIds: unknown) => () =>
-      reader.transfer({ ...request, localIds: localIds as Int32Array, remoteIds: remoteIds as Int32Array })
-        .done;
+      reader.transfer({
+        ...request,
+        localIds: localIds as Int32Array,
+        remoteIds: remoteIds as Int32Array,
+      }).done;
     const one = Int32Array.of(0);
     for (const bad of [
       Int32Array.of(1024),
@@ -84,7 +87,10 @@ export const INVALID_LIST_CALLS: Readonly<Record<string, () => Promise<void>>> =
     const { reader, target, registration, local, works } = await pair();
     for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53, 2 ** 50])
       await refused(() => transport.allocate(size), "KV_MEMORY_INVALID");
-    await refused(() => transport.allocate(4096, { memoryType: "VRAM" }), "KV_TRANSPORT_UNSUPPORTED");
+    await refused(
+      () => transport.allocate(4096, { memoryType: "VRAM" }),
+      "KV_TRANSPORT_UNSUPPORTED",
+    );
     await refused(() => reader.register({ ...target }), "KV_MEMORY_INVALID");
     await refused(() => target.close(), "KV_MEMORY_IN_USE");
     await refused(() => registration.close(), "KV_MEMORY_IN_USE");
@@ -135,9 +141,15 @@ export const INVALID_LIST_CALLS: Readonly<Record<string, () => Promise<void>>> =
       [0, 1, 2],
     ]) {
       await refused(() => target.gather(Float64Array.from(run)), "KV_MEMORY_INVALID");
-      await refused(() => target.scatter(Float64Array.from(run), new ArrayBuffer(1)), "KV_MEMORY_INVALID");
+      await refused(
+        () => target.scatter(Float64Array.from(run), new ArrayBuffer(1)),
+        "KV_MEMORY_INVALID",
+      );
     }
-    await refused(() => target.scatter(Float64Array.of(0, 8), new ArrayBuffer(7)), "KV_MEMORY_INVALID");
+    await refused(
+      () => target.scatter(Float64Array.of(0, 8), new ArrayBuffer(7)),
+      "KV_MEMORY_INVALID",
+    );
     await refused(
       () => target.scatter(Float64Array.of(0, 8), new SharedArrayBuffer(8) as never),
       "KV_MEMORY_INVALID",

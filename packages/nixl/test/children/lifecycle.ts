@@ -1,4 +1,5 @@
-// A process that ends as its argument says, with an agent in the state that it says. The test checks the exit code.
+// A process that ends as its argument says, with an agent in the state that it says. The test
+// checks the exit code.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 
@@ -21,7 +22,10 @@ async function transferUnderWay() {
   await one.addRemote(await two.localMetadata());
   const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, lengthBytes / 4096);
   const local = await one.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
-  const remote = await one.prepareRemote(two.name, { memoryType: "DRAM", rows: rows(source.address) });
+  const remote = await one.prepareRemote(two.name, {
+    memoryType: "DRAM",
+    rows: rows(source.address),
+  });
   const ids = Int32Array.from(
     { length: lengthBytes / 4096 },
     (_, index) => (index * 2741) % (lengthBytes / 4096),
@@ -37,7 +41,8 @@ function copiesUnderWay(): void {
 /** Runs this file, bundled to JavaScript, in a worker thread. */
 const worker = (ending: string) => new Worker(new URL(import.meta.url), { workerData: { ending } });
 
-const heard = (thread: Worker, event: string) => new Promise((resolve) => thread.once(event, resolve));
+const heard = (thread: Worker, event: string) =>
+  new Promise((resolve) => thread.once(event, resolve));
 
 const ENDINGS: Readonly<Record<string, () => Promise<void>>> = {
   async closed() {
@@ -77,7 +82,8 @@ const ENDINGS: Readonly<Record<string, () => Promise<void>>> = {
       created = true;
     });
     while (!created) {
-      for (let index = 0; index < 100; index++) kept.push(Buffer.allocUnsafeSlow(1 + ((index * 997) % 9000)));
+      for (let index = 0; index < 100; index++)
+        kept.push(Buffer.allocUnsafeSlow(1 + ((index * 997) % 9000)));
       await new Promise((resolve) => setImmediate(resolve));
     }
     await agents;

@@ -1,4 +1,5 @@
-// The kernel refuses a thread to the addon, as at a limit of threads or of memory. `agent` or `memory` names what asks for it.
+// The kernel refuses a thread to the addon, as at a limit of threads or of memory. `agent` or
+// `memory` names what asks for it.
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { setTimeout } from "node:timers/promises";
@@ -10,7 +11,8 @@ const transport = nixlTransport({ library: process.env["FAKE_NIXL"] });
 const addon = loadAddon();
 const limitMemory = (soft: string) =>
   execFileSync("prlimit", [`--as=${soft}:unlimited`, `--pid=${process.pid}`]);
-const codeOf = (error: unknown) => (KvError.is(error) ? `${error.code}: ${error.message}` : String(error));
+const codeOf = (error: unknown) =>
+  KvError.is(error) ? `${error.code}: ${error.message}` : String(error);
 const attempts: Readonly<Record<string, () => Promise<string>>> = {
   agent: () => transport.createAgent().then(() => "made", codeOf),
   async memory() {
@@ -27,7 +29,8 @@ const attempt = attempts[process.argv[2] ?? ""];
 transport.allocate(4096, { populate: false }).close();
 const first = await transport.createAgent();
 await first.close();
-// Room for everything but the stack of a thread, 8 MiB. The stacks of threads that still end are gone by then.
+// Room for everything but the stack of a thread, 8 MiB. The stacks of threads that still end are
+// gone by then.
 let pages = Number.POSITIVE_INFINITY;
 for (let time = 0; time < 10; time++) {
   pages = Math.min(pages, Number(readFileSync("/proc/self/statm", "latin1").split(" ")[0]));

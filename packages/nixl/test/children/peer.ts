@@ -1,4 +1,5 @@
-// A process with an agent and registered memory, controlled by messages: the other side of two-process tests.
+// A process with an agent and registered memory, controlled by messages: the other side of
+// two-process tests.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { nixlTransport } from "@kv/nixl";
@@ -26,7 +27,9 @@ const answers: Record<string, (message: Message) => Promise<unknown>> = {
   hash: async ({ lengthBytes: hashed = lengthBytes }) =>
     createHash("sha256").update(memory.bytes.subarray(0, hashed)).digest("hex"),
   next: async () => {
-    const { value } = (await notifications.next()) as { value: { from: string; payload: Uint8Array } };
+    const { value } = (await notifications.next()) as {
+      value: { from: string; payload: Uint8Array };
+    };
     return { from: value.from, payload: Buffer.from(value.payload).toString("base64") };
   },
   addRemote: async ({ text = "" }) => agent.addRemote(Buffer.from(text, "base64")),

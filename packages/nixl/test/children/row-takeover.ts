@@ -1,4 +1,5 @@
-// Terminates a worker while its agent's thread stalls in NIXL for longer than the termination waits, with taken-over tables in its queue.
+// Terminates a worker while its agent's thread stalls in NIXL for longer than the termination
+// waits, with taken-over tables in its queue.
 import { setTimeout as sleep } from "node:timers/promises";
 import { isMainThread, parentPort, Worker } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
@@ -18,7 +19,8 @@ if (isMainThread) {
     backends: ["UCX"],
   }).createAgent();
   const first = agent.localMetadata();
-  // The thread takes the commands that arrive while it stalls as one batch: it stalls again, then reads the tables.
+  // The thread takes the commands that arrive while it stalls as one batch: it stalls again, then
+  // reads the tables.
   void agent.localMetadata();
   for (let table = 0; table < 4; table++) {
     const rows = new Float64Array(5 * MILLION).fill(1);

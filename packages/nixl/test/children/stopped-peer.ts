@@ -1,4 +1,5 @@
-// A TCP peer stops answering during READs. Reports the deadlines, the memory that stays in use, and whether close waits for the peer.
+// A TCP peer stops answering during READs. Reports the deadlines, the memory that stays in use, and
+// whether close waits for the peer.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { startPeer } from "../support/peer-process.js";
@@ -14,7 +15,10 @@ const registration = await agent.register(memory);
 await agent.addRemote(owner.metadata);
 const rows = (base: number) => Float64Array.of(base, 65_536, 0, 65_536, LENGTH / 65_536);
 const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-const remote = await agent.prepareRemote(owner.name, { memoryType: "DRAM", rows: rows(owner.address) });
+const remote = await agent.prepareRemote(owner.name, {
+  memoryType: "DRAM",
+  rows: rows(owner.address),
+});
 const ids = Int32Array.from({ length: LENGTH / 65_536 }, (_, index) => index);
 const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
 const code = (promise: Promise<unknown>) =>
@@ -27,7 +31,8 @@ const report: Record<string, unknown> = { first: await code(agent.transfer(reque
 await owner.stop();
 const controller = new AbortController();
 const aborted = agent.transfer({ ...request, signal: controller.signal });
-// Long enough for the transfer to start on a busy machine; one that has not started is released at once.
+// Long enough for the transfer to start on a busy machine; one that has not started is released at
+// once.
 const timed = agent.transfer({ ...request, timeoutMs: 200, notification: Buffer.from("never") });
 report.timed = await code(timed.done);
 controller.abort();

@@ -1,4 +1,5 @@
-// Two copies of the package, each with its own addon and interface, as when two dependencies of an application need different versions.
+// Two copies of the package, each with its own addon and interface, as when two dependencies of an
+// application need different versions.
 import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,14 +12,22 @@ const root = process.cwd();
 const folder = await mkdtemp(join(tmpdir(), "kv-nixl-copies-"));
 
 async function copy(name: string): Promise<Copy> {
-  const [dist, addon] = [join(folder, name, "packages/nixl/dist"), join(folder, name, "native/build")];
+  const [dist, addon] = [
+    join(folder, name, "packages/nixl/dist"),
+    join(folder, name, "native/build"),
+  ];
   await mkdir(addon, { recursive: true });
   await copyFile(join(root, "native/build/kv_nixl.node"), join(addon, "kv_nixl.node"));
   // By this file the package knows a checkout, whose addon it takes.
   await writeFile(join(folder, name, "native/build.mjs"), "");
   await build({
-    ...{ entryPoints: [join(root, "packages/nixl/src/index.ts")], outdir: dist, bundle: true },
-    ...{ format: "esm", platform: "node", target: "node20", logLevel: "error" },
+    entryPoints: [join(root, "packages/nixl/src/index.ts")],
+    outdir: dist,
+    bundle: true,
+    format: "esm",
+    platform: "node",
+    target: "node20",
+    logLevel: "error",
   });
   return (await import(pathToFileURL(join(dist, "index.js")).href)) as Copy;
 }
@@ -27,7 +36,10 @@ async function agentOf({ nixlTransport }: Copy) {
   const transport = nixlTransport();
   const [agent, memory] = [await transport.createAgent(), transport.allocate(LENGTH)];
   await agent.register(memory);
-  const table = { memoryType: "DRAM", rows: Float64Array.of(memory.address, LENGTH, 0, LENGTH, 1) } as const;
+  const table = {
+    memoryType: "DRAM",
+    rows: Float64Array.of(memory.address, LENGTH, 0, LENGTH, 1),
+  } as const;
   return { transport, agent, memory, table };
 }
 

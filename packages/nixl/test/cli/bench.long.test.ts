@@ -49,16 +49,27 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
       },
     );
     try {
-      const { value } = await createInterface({ input: target.stdout })[Symbol.asyncIterator]().next();
+      const { value } = await createInterface({ input: target.stdout })
+        [Symbol.asyncIterator]()
+        .next();
       const [, port = ""] = /listening on 127\.0\.0\.1:(\d+)/.exec(String(value)) ?? [];
       expect(await sendLine(Number(port), "no JSON\n")).toBe("");
       expect(await sendLine(Number(port), '{"do":"digest","lengthBytes":-1}\n')).toContain(
         "KV_WIRE_MALFORMED",
       );
-      expect(await sendLine(Number(port), '{"do":"fill","seed":1}\n')).toContain("begins with open");
+      expect(await sendLine(Number(port), '{"do":"fill","seed":1}\n')).toContain(
+        "begins with open",
+      );
       expect(await sendLine(Number(port), `${"x".repeat(2 << 20)}\n`)).toBe("");
 
-      const most = await run([...CLI, "bench", "--connect", `127.0.0.1:${port}`, "--sizes", "2MiB"]);
+      const most = await run([
+        ...CLI,
+        "bench",
+        "--connect",
+        `127.0.0.1:${port}`,
+        "--sizes",
+        "2MiB",
+      ]);
       expect(most).toMatchObject({ code: 2, stderr: expect.stringContaining("raise --max-bytes") });
       const { code, stdout } = await run([
         ...CLI,
@@ -79,7 +90,10 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
 
   test("exits with 2 when no target listens at the address", async () => {
     const end = await run([...CLI, "bench", "--connect", "127.0.0.1:1"]);
-    expect(end).toMatchObject({ code: 2, stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE") });
+    expect(end).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE"),
+    });
   });
 });
 

@@ -9,8 +9,10 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { run } from "../support/run-child.js";
 
 const CLI = builtProgram("kv-nixl");
-const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs", import.meta.url).href;
-const byId = (checks: readonly Check[]) => Object.fromEntries(checks.map((check) => [check.id, check]));
+const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs", import.meta.url)
+  .href;
+const byId = (checks: readonly Check[]) =>
+  Object.fromEntries(checks.map((check) => [check.id, check]));
 let empty: string;
 
 beforeAll(async () => {
@@ -19,7 +21,9 @@ beforeAll(async () => {
 afterAll(() => rm(empty, { recursive: true, force: true }));
 
 describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "found"})`, () => {
-  test("checks every part, and moves bytes between two processes", { timeout: 240_000 }, async () => {
+  test("checks every part, and moves bytes between two processes", {
+    timeout: 240_000,
+  }, async () => {
     const report = doctorReportSchema.parse(await doctor());
     const checks = byId(report.checks);
     expect(report.checks.filter(({ status }) => status === "fail")).toEqual([]);
@@ -50,7 +54,10 @@ describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "foun
   }, async () => {
     const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
     const checks = byId((await doctor({ environment })).checks);
-    expect(checks["variables.backend"]).toMatchObject({ status: "note", found: "UCX, from NIXL_BACKEND" });
+    expect(checks["variables.backend"]).toMatchObject({
+      status: "note",
+      found: "UCX, from NIXL_BACKEND",
+    });
     const backend = checks["library.backend.UCX"];
     expect(backend).toMatchObject({
       status: "fail",
@@ -61,7 +68,9 @@ describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "foun
     );
   });
 
-  test("a storage backend: it starts, and the pair is not tested", { timeout: 240_000 }, async () => {
+  test("a storage backend: it starts, and the pair is not tested", {
+    timeout: 240_000,
+  }, async () => {
     const checks = byId((await doctor({ backends: ["POSIX"] })).checks);
     expect(checks["library.backend.POSIX"]).toMatchObject({
       status: "ok",
@@ -84,7 +93,10 @@ describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "foun
     });
     expect(checks["plugins.POSIX"]).toMatchObject({ status: "ok" });
     for (const id of ["library.backend.UCX", "pair.UCX"]) {
-      expect(checks[id]).toMatchObject({ status: "note", found: "not tested: its plugin does not load" });
+      expect(checks[id]).toMatchObject({
+        status: "note",
+        found: "not tested: its plugin does not load",
+      });
     }
   });
 });
@@ -110,16 +122,25 @@ describe("doctor without NIXL", () => {
   });
 
   test("the command with an empty cache lists each kind of place and the fix, and exits with 1", async () => {
-    const environment = { HOME: empty, XDG_CACHE_HOME: empty, PATH: "", NIXL_BACKEND: "no backend!" };
+    const environment = {
+      HOME: empty,
+      XDG_CACHE_HOME: empty,
+      PATH: "",
+      NIXL_BACKEND: "no backend!",
+    };
     const args = ["--import", WITHOUT_LIBRARY_PACKAGE, CLI, "doctor"];
     const { code, stdout } = await run(args, { only: environment });
     expect(code).toBe(1);
-    expect(stdout).toMatch(/fail {2}NIXL +NIXL \(libnixl_capi\.so\) was not found.*\[KV_LIBRARY_NOT_FOUND\]/);
+    expect(stdout).toMatch(
+      /fail {2}NIXL +NIXL \(libnixl_capi\.so\) was not found.*\[KV_LIBRARY_NOT_FOUND\]/,
+    );
     expect(stdout).toContain(`kv-nixl install: ${empty}`);
     expect(stdout).toContain(`optional package: @kv/nixl-libs-linux-${process.arch}-gnu`);
     expect(stdout).toMatch(/the loader: .* and \d+ other places/);
     expect(stdout).toContain("fix: npm run kv-nixl -- install");
-    expect(stdout).toMatch(/fail {2}selected backend +"no backend!" is not the name of a NIXL backend/);
+    expect(stdout).toMatch(
+      /fail {2}selected backend +"no backend!" is not the name of a NIXL backend/,
+    );
     expect(stdout.trimEnd().split("\n").at(-1)).toMatch(/^fail: 2 of \d+ checks failed; first: \S/);
   });
 });

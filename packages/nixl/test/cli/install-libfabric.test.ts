@@ -24,7 +24,10 @@ let made = "";
 let driverOfThisMachine = false;
 
 /** Compiles a shared library that defines some functions and calls others. */
-async function compile(name: string, { has = [], calls = [], needs = [] }: Record<string, string[]>) {
+async function compile(
+  name: string,
+  { has = [], calls = [], needs = [] }: Record<string, string[]>,
+) {
   const source = join(made, `${name}.c`);
   const body = calls.map((called) => `int ${called}(void);`).join("\n");
   const caller = `int kv_call(void) { return ${[...calls.map((called) => `${called}()`), "0"].join(" + ")}; }`;
@@ -32,7 +35,15 @@ async function compile(name: string, { has = [], calls = [], needs = [] }: Recor
   await writeFile(source, `${body}\n${calls.length > 0 ? caller : ""}\n${functions}\n`);
   const file = join(made, name);
   const linked = needs.map((library) => join(made, library));
-  await promisify(execFile)("cc", ["-shared", "-fPIC", `-Wl,-soname,${name}`, "-o", file, source, ...linked]);
+  await promisify(execFile)("cc", [
+    "-shared",
+    "-fPIC",
+    `-Wl,-soname,${name}`,
+    "-o",
+    file,
+    source,
+    ...linked,
+  ]);
   return file;
 }
 
@@ -157,7 +168,9 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
   test("the newest dependency folder is used, and only for its own backend", async () => {
     for (const version of ["2.4", "2.10", "2.9"])
       await mkdir(join(cache(), `libfabric-${version}-x86_64`), { recursive: true });
-    expect(await dependencyFolder("LIBFABRIC", environment)).toBe(join(cache(), "libfabric-2.10-x86_64"));
+    expect(await dependencyFolder("LIBFABRIC", environment)).toBe(
+      join(cache(), "libfabric-2.10-x86_64"),
+    );
     expect(await dependencyFolder("UCX", environment)).toBeUndefined();
     expect(await dependencyFolder("constructor", environment)).toBeUndefined();
   });

@@ -14,12 +14,15 @@ describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"
     const cache = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));
     try {
       const environment = { ...process.env, XDG_CACHE_HOME: cache };
-      const [one, two] = await Promise.all([installNixl({ environment }), installNixl({ environment })]);
+      const [one, two] = await Promise.all([
+        installNixl({ environment }),
+        installNixl({ environment }),
+      ]);
       expect(one.library).toBe(two.library);
       expect(await readdir(join(cache, "kv-nixl"))).toHaveLength(1);
-      expect(await findLibrary({ environment: { HOME: cache, PATH: "", XDG_CACHE_HOME: cache } })).toBe(
-        one.library,
-      );
+      expect(
+        await findLibrary({ environment: { HOME: cache, PATH: "", XDG_CACHE_HOME: cache } }),
+      ).toBe(one.library);
       expect((await installNixl({ environment })).existed).toBe(true);
 
       const plugin = join(dirname(one.library), "plugins", "libplugin_UCX.so");
@@ -36,7 +39,12 @@ describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"
     const folder = await mkdtemp(join(tmpdir(), "kv-nixl-wheel-"));
     try {
       const pinned = wheelFor("1.5.0", 12, process.arch);
-      const { path: wheel } = await downloadWheel(pinned, join(folder, "elsewhere"), process.env, () => {});
+      const { path: wheel } = await downloadWheel(
+        pinned,
+        join(folder, "elsewhere"),
+        process.env,
+        () => {},
+      );
       // No program is on PATH.
       const environment = { HOME: folder, PATH: "" };
       const { library, existed } = await installNixl({ environment, wheel });

@@ -2,13 +2,18 @@ import { spawnSync } from "node:child_process";
 
 const ip = (...args: string[]): boolean => spawnSync("ip", args, { stdio: "ignore" }).status === 0;
 
-/** A network namespace for a peer, with a link to this one that can be cut. Needs root and iproute2. */
+/**
+ * A network namespace for a peer, with a link to this one that can be cut. Needs root and iproute2.
+ */
 export class Cable {
   /** The name of the link's end on this side. */
   readonly device: string;
   readonly #namespace: string;
 
-  /** Two cables of one machine need different numbers, below 250. Throws where the machine does not allow it. */
+  /**
+   * Two cables of one machine need different numbers, below 250. Throws where the machine does not
+   * allow it.
+   */
   constructor(number: number) {
     this.device = `kvcable${number}`;
     this.#namespace = `kv-cable-${number}`;

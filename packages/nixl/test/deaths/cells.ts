@@ -1,8 +1,14 @@
-/** How a peer ends. `stop`: its process is stopped, and answers nothing. `terminate`: the worker thread that has its agent is terminated. */
+/**
+ * How a peer ends. `stop`: its process is stopped, and answers nothing. `terminate`: the worker
+ * thread that has its agent is terminated.
+ */
 export const ENDINGS = ["kill", "stop", "term", "close", "exit", "terminate"] as const;
 /** What the agent does with that peer when it ends. */
 export const PHASES = ["idle", "read", "write", "notify", "handshake"] as const;
-/** What that peer does with the agent when it ends: without a pause, and from its first READ on in `handshake-by`. `small`: blocks of 64 bytes. */
+/**
+ * What that peer does with the agent when it ends: without a pause, and from its first READ on in
+ * `handshake-by`. `small`: blocks of 64 bytes.
+ */
 export const PEER_PHASES = [
   "read-by",
   "small-read-by",
@@ -26,12 +32,15 @@ export const nameOf = ({ route, ending, phase }: Cell): string => `${route}/${en
 
 /** All cells, those of a route one after another. */
 export const ALL_CELLS: readonly Cell[] = ROUTES.flatMap((route) =>
-  ENDINGS.flatMap((ending) => [...PHASES, ...PEER_PHASES].map((phase) => ({ route, ending, phase }))),
+  ENDINGS.flatMap((ending) =>
+    [...PHASES, ...PEER_PHASES].map((phase) => ({ route, ending, phase })),
+  ),
 );
 
 /** Cells in which the cable to the peer is cut. CMA has none: its peers are on one host. */
-export const CABLE_CELLS: readonly Cell[] = (["ucx-tcp", "libfabric-tcp"] as const).flatMap((route) =>
-  [...PHASES, ...PEER_PHASES].map((phase) => ({ route, ending: "cable" as const, phase })),
+export const CABLE_CELLS: readonly Cell[] = (["ucx-tcp", "libfabric-tcp"] as const).flatMap(
+  (route) =>
+    [...PHASES, ...PEER_PHASES].map((phase) => ({ route, ending: "cable" as const, phase })),
 );
 
 /** The cells whose names begin with one of the words; all for none. */
@@ -43,7 +52,10 @@ export const cellsNamed = (words: readonly string[]): Cell[] =>
 /** Whether the peer acts, and not the agent. */
 export const isByPeer = ({ phase }: Cell): boolean => phase.endsWith("-by");
 
-/** Cells in which a peer that acts ends, few that take short. UCX over TCP, which needs the agent for all, has every phase and every ending. */
+/**
+ * Cells in which a peer that acts ends, few that take short. UCX over TCP, which needs the agent
+ * for all, has every phase and every ending.
+ */
 export const BY_PEER: readonly Cell[] = [
   ...(["read-by", "small-read-by", "write-by", "handshake-by"] as const).map((phase) => ({
     route: "ucx-tcp" as const,
@@ -61,7 +73,10 @@ export const BY_PEER: readonly Cell[] = [
   ]),
 ];
 
-/** Cells in which every ending meets every phase of the agent, every route every ending, and every route every phase. */
+/**
+ * Cells in which every ending meets every phase of the agent, every route every ending, and every
+ * route every phase.
+ */
 export const PAIRWISE: readonly Cell[] = ENDINGS.flatMap((ending, row) =>
   PHASES.map((phase, column) => ({
     route: ROUTES[(row + 2 * column) % ROUTES.length] as Cell["route"],
@@ -70,7 +85,10 @@ export const PAIRWISE: readonly Cell[] = ENDINGS.flatMap((ending, row) =>
   })),
 );
 
-/** The settings of a route for `nixlTransport`. A process has one route: UCX reads its variables once. `device`: the only network device to use. */
+/**
+ * The settings of a route for `nixlTransport`. A process has one route: UCX reads its variables
+ * once. `device`: the only network device to use.
+ */
 export function settingsOf(
   route: Cell["route"],
   device?: string,

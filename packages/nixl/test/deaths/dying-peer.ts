@@ -1,10 +1,14 @@
-// The peer of one cell: a process with an agent, in a worker thread where that is to be terminated. It ends as it is told.
+// The peer of one cell: a process with an agent, in a worker thread where that is to be terminated.
+// It ends as it is told.
 import { setTimeout as sleep } from "node:timers/promises";
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { type NixlAgent, nixlTransport } from "@kv/nixl";
 import type { PEER_PHASES } from "./cells.js";
 
-/** What the process reports once its agent can be read, and what it is told of the agent that is observed. */
+/**
+ * What the process reports once its agent can be read, and what it is told of the agent that is
+ * observed.
+ */
 export interface PeerReport {
   readonly name: string;
   readonly address: number;
@@ -49,7 +53,10 @@ async function start() {
     const ids = Int32Array.from({ length: count }, (_, index) => (index * 7) % count);
     const rows = (address: number) => Float64Array.of(address, block, 0, block, count);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-    const remote = await agent.prepareRemote(of.name, { memoryType: "DRAM", rows: rows(of.address) });
+    const remote = await agent.prepareRemote(of.name, {
+      memoryType: "DRAM",
+      rows: rows(of.address),
+    });
     const operation = phase.includes("write") ? "WRITE" : "READ";
     return () => agent.transfer({ operation, local, localIds: ids, remote, remoteIds: ids }).done;
   };

@@ -1,5 +1,5 @@
-// Runs cells of one route, one after another, and writes a line of JSON for each: `{ cell, problems }`. In a process of its own, whose threads and
-// descriptors it can count.
+// Runs cells of one route, one after another, and writes a line of JSON for each:
+// `{ cell, problems }`. In a process of its own, whose threads and descriptors it can count.
 import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
@@ -25,9 +25,15 @@ const BEGIN_MS = 15_000;
 /** Over LIBFABRIC a notification to a peer that does not answer takes 2 s. */
 const NOTIFY_MS = 2500;
 const CLOSE_MS = 300;
-/** libfabric closes none of the connections that peers, which are alive, have made to an agent that closes: the healthy peer's and those of the other. */
+/**
+ * libfabric closes none of the connections that peers, which are alive, have made to an agent that
+ * closes: the healthy peer's and those of the other.
+ */
 const CONNECTIONS_TO_AGENT = 4;
-/** Growth of the process over all cells that is no leak: caches of allocators. An agent that is not released has 100 MiB. */
+/**
+ * Growth of the process over all cells that is no leak: caches of allocators. An agent that is not
+ * released has 100 MiB.
+ */
 const MEMORY_BYTES = 192 << 20;
 
 const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
@@ -52,7 +58,10 @@ interface PeerPlace {
   readonly device?: string | undefined;
 }
 
-function startPeer(route: Cell["route"], { inWorker = false, cable, device }: PeerPlace = {}): Promise<Peer> {
+function startPeer(
+  route: Cell["route"],
+  { inWorker = false, cable, device }: PeerPlace = {},
+): Promise<Peer> {
   const settings = settingsOf(route, cable === undefined ? device : cable.peerDevice);
   const options = { ...settings, lengthBytes: LENGTH, inWorker };
   const [command = "", ...args] = [
@@ -67,7 +76,9 @@ function startPeer(route: Cell["route"], { inWorker = false, cable, device }: Pe
     errors = (errors + chunk.toString()).slice(-1000);
   });
   return new Promise((resolve, reject) => {
-    child.once("message", (report) => resolve({ ...(report as PeerReport), process: child, cable }));
+    child.once("message", (report) =>
+      resolve({ ...(report as PeerReport), process: child, cable }),
+    );
     child.once("exit", (code, signal) => {
       if (!child.killed) process.stderr.write(`a peer ended with ${signal ?? code}: ${errors}\n`);
       reject(new Error(`a peer ended with ${signal ?? code}: ${errors}`));
@@ -85,25 +96,43 @@ async function end({ process: child, cable }: Peer, how: Cell["ending"]): Promis
   await Promise.race([ended, sleep(how === "stop" ? 50 : 1000)]);
 }
 
-/** Tells a peer what to do with the agent. Resolves with its first word of it: "begun", "right", "wrong", or an error. */
+/**
+ * Tells a peer what to do with the agent. Resolves with its first word of it: "begun", "right",
+ * "wrong", or an error.
+ */
 function tell({ process: child }: Peer, task: PeerTask): Promise<string> {
-  const said = new Promise<string>((resolve) => child.once("message", (word) => resolve(String(word))));
+  const said = new Promise<string>((resolve) =>
+    child.once("message", (word) => resolve(String(word))),
+  );
   child.send(task);
   return Promise.race([said, sleep(BEGIN_MS).then(() => "no answer")]);
 }
 
-async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Peer): Promise<string[]> {
+async function run(
+  cell: Cell,
+  transport: NixlTransport,
+  healthy: Peer,
+  bad: Peer,
+): Promise<string[]> {
   const problems: string[] = [];
   /** The outcome of a call, which must come in its time. */
-  const outcome = async (what: string, call: Promise<unknown>, limitMs: number): Promise<string> => {
+  const outcome = async (
+    what: string,
+    call: Promise<unknown>,
+    limitMs: number,
+  ): Promise<string> => {
     const begun = performance.now();
     const settled = call.then(
       () => "done",
       (error: unknown) => (KvError.is(error) ? `${error.code}: ${error.message}` : String(error)),
     );
-    const result = await Promise.race([settled, sleep(limitMs + LATE_MS + 2000).then(() => "no answer")]);
+    const result = await Promise.race([
+      settled,
+      sleep(limitMs + LATE_MS + 2000).then(() => "no answer"),
+    ]);
     const tookMs = performance.now() - begun;
-    if (tookMs > limitMs + LATE_MS) problems.push(`${what} took ${Math.round(tookMs)} ms: ${result}`);
+    if (tookMs > limitMs + LATE_MS)
+      problems.push(`${what} took ${Math.round(tookMs)} ms: ${result}`);
     return result;
   };
   const agent = await transport.createAgent();
@@ -114,7 +143,10 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   const own: PeerReport = { name: agent.name, address: memory.address, metadata };
   const rows = (address: number) => Float64Array.of(address, BLOCK, 0, BLOCK, LENGTH / BLOCK);
   const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-  const all = Int32Array.from({ length: LENGTH / BLOCK }, (_, index) => (index * 7) % (LENGTH / BLOCK));
+  const all = Int32Array.from(
+    { length: LENGTH / BLOCK },
+    (_, index) => (index * 7) % (LENGTH / BLOCK),
+  );
   const connect = async (peer: Peer) => {
     await agent.addRemote(Buffer.from(peer.metadata, "base64"));
     return agent.prepareRemote(peer.name, { memoryType: "DRAM", rows: rows(peer.address) });
@@ -122,8 +154,14 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   const move = async (operation: "READ" | "WRITE", peer: Peer, ids: Int32Array) => {
     const remote = lists.get(peer) ?? (await connect(peer));
     lists.set(peer, remote);
-    await agent.transfer({ operation, local, localIds: ids, remote, remoteIds: ids, timeoutMs: TRANSFER_MS })
-      .done;
+    await agent.transfer({
+      operation,
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+      timeoutMs: TRANSFER_MS,
+    }).done;
   };
   const lists = new Map<Peer, Awaited<ReturnType<typeof connect>>>();
   await move("READ", healthy, all.subarray(0, 8));
@@ -146,7 +184,11 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
     handshake: () => move("READ", bad, all.subarray(0, 8)),
   };
   if (isByPeer(cell)) await byPeer();
-  const acting = outcome(cell.phase, actions[cell.phase]?.() ?? Promise.resolve(), TRANSFER_MS + NOTIFY_MS);
+  const acting = outcome(
+    cell.phase,
+    actions[cell.phase]?.() ?? Promise.resolve(),
+    TRANSFER_MS + NOTIFY_MS,
+  );
   await sleep(Math.random() * 4);
   await end(bad, cell.ending);
   const during = outcome(
@@ -167,7 +209,8 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
       move("READ", bad, all.subarray(0, 64)),
       TRANSFER_MS + NOTIFY_MS,
     );
-    // CMA copies from a process that is stopped, and from one whose agent has closed but whose memory is there.
+    // CMA copies from a process that is stopped, and from one whose agent has closed but whose
+    // memory is there.
     if (after === "done" && cell.route !== "ucx-cma")
       problems.push("a READ of the peer that has ended was done");
     await outcome("notify afterwards", agent.notify(bad.name, new Uint8Array(8)), NOTIFY_MS);
@@ -186,7 +229,11 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   return problems;
 }
 
-async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable | undefined): Promise<void> {
+async function runRoute(
+  route: Cell["route"],
+  own: readonly Cell[],
+  cable: Cable | undefined,
+): Promise<void> {
   const device = cable?.device;
   const transport = nixlTransport(settingsOf(route, device));
   const peerOf = (cell: Cell | undefined) =>
@@ -202,7 +249,9 @@ async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable
     // Behind a cable, which is cut, no peer can start meanwhile.
     next = cable === undefined ? peerOf(own[index + 1]) : undefined;
     const before = descriptors();
-    const problems = await run(cell, transport, healthy, bad).catch((error: unknown) => [`failed: ${error}`]);
+    const problems = await run(cell, transport, healthy, bad).catch((error: unknown) => [
+      `failed: ${error}`,
+    ]);
     bad.process.kill("SIGKILL");
     for (let waitedMs = 0; threads().length > 0 && waitedMs < 4000; waitedMs += 20) await sleep(20);
     if (threads().length > 0) problems.push(`${threads().length} threads of agents are left`);

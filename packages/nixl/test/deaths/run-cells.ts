@@ -10,12 +10,18 @@ export interface CellResult {
   readonly problems: readonly string[];
 }
 
-/** The libraries log the end of a peer that acts, but not each answer that did not reach it. UCX does so for each small WRITE that had arrived: 600 at most. */
+/**
+ * The libraries log the end of a peer that acts, but not each answer that did not reach it. UCX
+ * does so for each small WRITE that had arrived: 600 at most.
+ */
 const MAX_LINES = 50;
 
 const fileOf = (name: string) => bundled(fileURLToPath(new URL(name, import.meta.url)));
 
-/** Runs the cells, those of one route in one process. `onResult` hears of each when it has ended. A cell whose process died has that as its problem. */
+/**
+ * Runs the cells, those of one route in one process. `onResult` hears of each when it has ended. A
+ * cell whose process died has that as its problem.
+ */
 export async function runCells(
   cells: readonly Cell[],
   onResult: (result: CellResult) => void,
@@ -30,14 +36,19 @@ export async function runCells(
         names.push(cell);
         const isFlood =
           lines > MAX_LINES &&
-          own.some((one) => isByPeer(one) && one.phase !== "small-write-by" && nameOf(one) === cell);
+          own.some(
+            (one) => isByPeer(one) && one.phase !== "small-write-by" && nameOf(one) === cell,
+          );
         const flood = isFlood ? [`the libraries wrote ${lines} lines to stderr`] : [];
         onResult({ cell, problems: [...problems, ...flood] });
       },
     );
     const died = own[names.length];
     if (died === undefined) return;
-    onResult({ cell: nameOf(died), problems: [`the process ended with ${code}: ${stderr.slice(-500)}`] });
+    onResult({
+      cell: nameOf(died),
+      problems: [`the process ended with ${code}: ${stderr.slice(-500)}`],
+    });
     await runRoute(own.slice(names.length + 1));
   };
   const groups = (isCable: boolean) =>
@@ -45,7 +56,8 @@ export async function runCells(
       cells.filter((cell) => cell.route === route && (cell.ending === "cable") === isCable),
     );
   await Promise.all(groups(false).map(runRoute));
-  // One after another, and after the rest: agents use network devices that come and go with the cables.
+  // One after another, and after the rest: agents use network devices that come and go with the
+  // cables.
   for (const group of groups(true)) await runRoute(group);
 }
 

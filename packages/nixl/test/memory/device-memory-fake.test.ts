@@ -12,7 +12,10 @@ const COUNT = 256;
 const LENGTH = BLOCK * COUNT;
 const DEVICE = 1;
 
-/** Device memory of a fake NIXL: host memory of another type. The fake aborts when the addon breaks one of NIXL's rules. */
+/**
+ * Device memory of a fake NIXL: host memory of another type. The fake aborts when the addon breaks
+ * one of NIXL's rules.
+ */
 describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"})`, () => {
   const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
   let [reader, owner]: Agent[] = [];
@@ -50,7 +53,10 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
     await owner.register(theirs);
     await reader.addRemote(await owner.localMetadata());
     const local = await reader.prepareLocal(table(localType, mine.address, mine.deviceId));
-    const remote = await reader.prepareRemote(owner.name, table(remoteType, theirs.address, theirs.deviceId));
+    const remote = await reader.prepareRemote(
+      owner.name,
+      table(remoteType, theirs.address, theirs.deviceId),
+    );
     return { reader, owner, here, there, mine, theirs, registration, local, remote };
   }
 
@@ -59,39 +65,49 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
     ["VRAM", "DRAM"],
     ["VRAM", "VRAM"],
   ] as const)("%s here, %s there", (localType, remoteType) => {
-    test.each(["READ", "WRITE"] as const)("%s moves every block to its place", async (operation) => {
-      const { reader, owner, here, there, local, remote } = await pair(localType, remoteType);
-      const [from, to] = operation === "READ" ? [there, here] : [here, there];
-      fillPattern(from.bytes, 3);
-      const places = scattered(COUNT, 7);
-      const [fromIds, toIds] = [places, ids];
-      const inbox = owner.notifications();
-      const { lengthBytes } = await reader.transfer({
-        operation,
-        local,
-        remote,
-        localIds: operation === "READ" ? toIds : fromIds,
-        remoteIds: operation === "READ" ? fromIds : toIds,
-        notification: Buffer.from("landed"),
-      }).done;
-      expect(lengthBytes).toBe(LENGTH);
-      const block = (memory: Memory, index: number) =>
-        Buffer.from(memory.bytes.subarray(index * BLOCK, (index + 1) * BLOCK));
-      for (const [index, place] of places.entries()) {
-        expect(block(to, index).equals(block(from, place))).toBe(true);
-      }
-      expect(Buffer.from((await inbox.next()).value.payload).toString()).toBe("landed");
-      await inbox.return?.();
-    });
+    test.each(["READ", "WRITE"] as const)(
+      "%s moves every block to its place",
+      async (operation) => {
+        const { reader, owner, here, there, local, remote } = await pair(localType, remoteType);
+        const [from, to] = operation === "READ" ? [there, here] : [here, there];
+        fillPattern(from.bytes, 3);
+        const places = scattered(COUNT, 7);
+        const [fromIds, toIds] = [places, ids];
+        const inbox = owner.notifications();
+        const { lengthBytes } = await reader.transfer({
+          operation,
+          local,
+          remote,
+          localIds: operation === "READ" ? toIds : fromIds,
+          remoteIds: operation === "READ" ? fromIds : toIds,
+          notification: Buffer.from("landed"),
+        }).done;
+        expect(lengthBytes).toBe(LENGTH);
+        const block = (memory: Memory, index: number) =>
+          Buffer.from(memory.bytes.subarray(index * BLOCK, (index + 1) * BLOCK));
+        for (const [index, place] of places.entries()) {
+          expect(block(to, index).equals(block(from, place))).toBe(true);
+        }
+        expect(Buffer.from((await inbox.next()).value.payload).toString()).toBe("landed");
+        await inbox.return?.();
+      },
+    );
   });
 
   test("refuses rows outside of the memory, of another device, of an agent without it, and of another memory type", async () => {
     const { reader, owner, here, mine } = await pair("VRAM", "VRAM");
-    const local = (agent: Agent, type: "DRAM" | "VRAM", address: number, deviceId: number, count?: number) =>
-      agent.prepareLocal(table(type, address, deviceId, count));
+    const local = (
+      agent: Agent,
+      type: "DRAM" | "VRAM",
+      address: number,
+      deviceId: number,
+      count?: number,
+    ) => agent.prepareLocal(table(type, address, deviceId, count));
     const refused = { code: "KV_MEMORY_NOT_REGISTERED" };
     await expect(local(reader, "VRAM", mine.address, DEVICE + 1)).rejects.toMatchObject(refused);
-    await expect(local(reader, "VRAM", mine.address, DEVICE, COUNT + 1)).rejects.toMatchObject(refused);
+    await expect(local(reader, "VRAM", mine.address, DEVICE, COUNT + 1)).rejects.toMatchObject(
+      refused,
+    );
     await expect(local(reader, "VRAM", mine.address - 1, DEVICE)).rejects.toMatchObject(refused);
     await expect(local(owner, "VRAM", mine.address, DEVICE)).rejects.toMatchObject(refused);
     await expect(local(reader, "DRAM", mine.address, 0)).rejects.toMatchObject({
@@ -105,7 +121,18 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
       hint: expect.stringMatching(/registered as DRAM.*one memory type/),
     });
     // A list with rows of the device and of the host.
-    const rows = Float64Array.of(here.address, BLOCK, 0, BLOCK, 1, mine.address, BLOCK, DEVICE, BLOCK, 1);
+    const rows = Float64Array.of(
+      here.address,
+      BLOCK,
+      0,
+      BLOCK,
+      1,
+      mine.address,
+      BLOCK,
+      DEVICE,
+      BLOCK,
+      1,
+    );
     await expect(reader.prepareLocal({ memoryType: "DRAM", rows })).rejects.toMatchObject({
       ...refused,
       message: expect.stringContaining("row 1 covers"),
@@ -221,7 +248,9 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
     const refused = device(memory);
     await expect(agent.register(refused)).rejects.toMatchObject({
       code: "KV_MEMORY_INVALID",
-      message: expect.stringMatching(/no backend of this agent registers VRAM.*\(LIBFABRIC: DRAM\)/),
+      message: expect.stringMatching(
+        /no backend of this agent registers VRAM.*\(LIBFABRIC: DRAM\)/,
+      ),
       hint: expect.stringContaining("UCX"),
     });
     refused.close();

@@ -9,13 +9,18 @@ const LENGTH = BLOCK * COUNT;
 const ALL = Float64Array.of(0, LENGTH);
 
 /**
- * Moves bytes from one agent's device memory to another's, on to host memory, and back: READ and WRITE, between devices and between device and
- * host, with blocks in changed places. The driver copies what is compared.
+ * Moves bytes from one agent's device memory to another's, on to host memory, and back: READ and
+ * WRITE, between devices and between device and host, with blocks in changed places. The driver
+ * copies what is compared.
  */
-export async function movesThroughDevices(transport: NixlTransport, devices: readonly [number, number]) {
+export async function movesThroughDevices(
+  transport: NixlTransport,
+  devices: readonly [number, number],
+) {
   const [near, far] = [await transport.createAgent(), await transport.createAgent()];
   const [source, target] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
-  const ofDevice = (deviceId: number) => transport.allocate(LENGTH, { memoryType: "VRAM", deviceId });
+  const ofDevice = (deviceId: number) =>
+    transport.allocate(LENGTH, { memoryType: "VRAM", deviceId });
   const [here, there] = [ofDevice(devices[0]), ofDevice(devices[1])];
   const bytesOf = async (memory: Memory) => new Uint8Array(await memory.gather(ALL));
   try {
@@ -50,12 +55,16 @@ export async function movesThroughDevices(transport: NixlTransport, devices: rea
 
 type Lists = Parameters<Agent["transfer"]>[0];
 
-/** Returns a function that transfers all blocks of a local list; block i goes to or comes from remote block `i * step % COUNT`. */
+/**
+ * Returns a function that transfers all blocks of a local list; block i goes to or comes from
+ * remote block `i * step % COUNT`.
+ */
 function movesBlocks(agent: Agent, remote: Lists["remote"]) {
   const localIds = Int32Array.from({ length: COUNT }, (_, index) => index);
   return async (operation: Lists["operation"], local: Lists["local"], step: number) => {
     const remoteIds = scattered(COUNT, step);
-    const { lengthBytes } = await agent.transfer({ operation, local, remote, localIds, remoteIds }).done;
+    const { lengthBytes } = await agent.transfer({ operation, local, remote, localIds, remoteIds })
+      .done;
     expect(lengthBytes).toBe(LENGTH);
   };
 }

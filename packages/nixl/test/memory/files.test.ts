@@ -15,7 +15,8 @@ const [posix] =
   nixlMissing === undefined
     ? await describePlugins({ libraryPath: await findLibrary(), names: ["POSIX"] })
     : [];
-const missing = nixlMissing ?? (posix?.loads === true ? undefined : "NIXL's POSIX plugin does not load");
+const missing =
+  nixlMissing ?? (posix?.loads === true ? undefined : "NIXL's POSIX plugin does not load");
 
 describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   const transport = nixlTransport({ backends: ["POSIX"] });
@@ -39,7 +40,10 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     Float64Array.of(address, lengthBytes, device, lengthBytes, COUNT);
 
   test("the capabilities list FILE", () => {
-    expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "FILE"], notifications: false });
+    expect(transport.capabilities).toMatchObject({
+      memoryTypes: ["DRAM", "FILE"],
+      notifications: false,
+    });
     expect(nixlTransport({ backends: ["UCX"] }).capabilities.memoryTypes).not.toContain("FILE");
   });
 
@@ -69,7 +73,9 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
 
     await expect(registration.close()).rejects.toMatchObject({ code: "KV_MEMORY_IN_USE" });
     expect(() => file.close()).toThrow(/registrations/);
-    expect(() => agent.transfer({ ...write, notification: Buffer.from("x") })).toThrow(/no peer to notify/);
+    expect(() => agent.transfer({ ...write, notification: Buffer.from("x") })).toThrow(
+      /no peer to notify/,
+    );
     for (const list of [local, remote]) await list.close();
     await registration.close();
     file.close();
@@ -84,8 +90,12 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     await expect(prepare(agent.name, file.deviceId)).rejects.toMatchObject({
       code: "KV_MEMORY_NOT_REGISTERED",
     });
-    await expect(prepare(agent.name, 9999)).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
-    await expect(prepare("somebody", file.deviceId)).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
+    await expect(prepare(agent.name, 9999)).rejects.toMatchObject({
+      code: "KV_MEMORY_NOT_REGISTERED",
+    });
+    await expect(prepare("somebody", file.deviceId)).rejects.toMatchObject({
+      code: "KV_LIST_INVALID",
+    });
     await expect(
       agent.prepareLocal({ memoryType: "FILE", rows: rows(0, file.deviceId) }),
     ).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
@@ -94,7 +104,9 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
       memoryType: "VRAM",
       rows: Float64Array.of(BLOCK, BLOCK, file.deviceId, BLOCK, 1),
     } as const;
-    await expect(agent.prepareLocal(device)).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
+    await expect(agent.prepareLocal(device)).rejects.toMatchObject({
+      code: "KV_MEMORY_NOT_REGISTERED",
+    });
     await registration.close();
     file.close();
     await expect(agent.register(file)).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });

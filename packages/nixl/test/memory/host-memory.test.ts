@@ -29,7 +29,10 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
   });
 
   test("memory that is longer than a view has views of its parts, which are one memory", async () => {
-    const memory = allocateHostMemory(loadAddon(), 100_000, { populate: true, maxViewBytes: 32_768 });
+    const memory = allocateHostMemory(loadAddon(), 100_000, {
+      populate: true,
+      maxViewBytes: 32_768,
+    });
     expect(() => memory.bytes).toThrow(/100000 bytes does not fit in one view/);
     expect(() => memory.view(0, 16_385)).toThrow(/too long/);
     for (let at = 0; at < 100_000; at += 1000) memory.view(at, 1000).fill(at / 1000);
@@ -52,7 +55,8 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     await owner.register(memory);
     await reader.register(target);
     memory.view(length - 4096, 4096).fill(9);
-    if (constants.MAX_LENGTH < length) expect(() => memory.bytes).toThrow(/does not fit in one view/);
+    if (constants.MAX_LENGTH < length)
+      expect(() => memory.bytes).toThrow(/does not fit in one view/);
     else expect(memory.bytes[length - 1]).toBe(9);
     await reader.addRemote(await owner.localMetadata());
     const table = (address: number) => ({

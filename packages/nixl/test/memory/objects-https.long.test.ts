@@ -11,7 +11,8 @@ import { objMissing } from "../support/plugins.js";
 
 const missing = nixlMissing ?? objMissing;
 
-// The store is in the same process: Node's OpenSSL serves what NIXL's SDK requests with the system's.
+// The store is in the same process: Node's OpenSSL serves what NIXL's SDK requests with the
+// system's.
 describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found"})`, () => {
   let folder = "";
   let store: ObjectStore;
@@ -30,7 +31,9 @@ describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found
     rmSync(folder, { recursive: true, force: true });
   });
 
-  test("WRITE and READ with a store whose certificate is trusted", { timeout: 120_000 }, async () => {
+  test("WRITE and READ with a store whose certificate is trusted", {
+    timeout: 120_000,
+  }, async () => {
     expect(await objectRoundTrip(store.port, file("store.pem"))).toBe(true);
     expect(store.objects.has("/kv/block")).toBe(true);
   });

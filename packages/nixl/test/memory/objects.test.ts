@@ -13,7 +13,8 @@ const [plugin] =
   nixlMissing === undefined
     ? await describePlugins({ libraryPath: await findLibrary(), names: ["OBJ"] })
     : [];
-const missing = nixlMissing ?? (plugin?.loads === true ? undefined : "NIXL's OBJ plugin does not load");
+const missing =
+  nixlMissing ?? (plugin?.loads === true ? undefined : "NIXL's OBJ plugin does not load");
 
 describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () => {
   let store: ObjectStore;
@@ -55,7 +56,10 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
   const first = Int32Array.of(0);
 
   test("the capabilities list OBJ", () => {
-    expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "OBJ"], notifications: false });
+    expect(transport.capabilities).toMatchObject({
+      memoryTypes: ["DRAM", "OBJ"],
+      notifications: false,
+    });
   });
 
   test("WRITE stores blocks in objects, and READ loads them, whole and in parts", async () => {
@@ -84,12 +88,21 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
       await dram(BLOCK / 2),
       await listOf([0, BLOCK / 2, objects[places[5] ?? 0]?.deviceId ?? 0, BLOCK / 2, 2]),
     ];
-    const half = { local: small, localIds: first, remote: halves, remoteIds: Int32Array.of(1) } as const;
+    const half = {
+      local: small,
+      localIds: first,
+      remote: halves,
+      remoteIds: Int32Array.of(1),
+    } as const;
     await agent.transfer({ operation: "READ", ...half }).done;
     const wanted = written.subarray(5.5 * BLOCK, 6 * BLOCK);
     expect(wanted.equals(memory.bytes.subarray(0, BLOCK / 2))).toBe(true);
-    expect(() => agent.transfer({ operation: "WRITE", ...half })).toThrow(/WRITE replaces an object/);
-    expect(() => agent.transfer({ ...write, notification: Buffer.from("x") })).toThrow(/no peer to notify/);
+    expect(() => agent.transfer({ operation: "WRITE", ...half })).toThrow(
+      /WRITE replaces an object/,
+    );
+    expect(() => agent.transfer({ ...write, notification: Buffer.from("x") })).toThrow(
+      /no peer to notify/,
+    );
 
     await expect(registrations[0]?.close()).rejects.toMatchObject({ code: "KV_MEMORY_IN_USE" });
     for (const list of [local, remote, small, halves]) await list.close();
@@ -102,9 +115,23 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     const large = transport.allocate(lengthBytes);
     const object = objectMemory("large", { lengthBytes });
     const registrations = [await agent.register(large), await agent.register(object)];
-    const rows = Float64Array.of(large.address, lengthBytes, 0, 0, 1, large.address, BLOCK, 0, 0, 1);
+    const rows = Float64Array.of(
+      large.address,
+      lengthBytes,
+      0,
+      0,
+      1,
+      large.address,
+      BLOCK,
+      0,
+      0,
+      1,
+    );
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows });
-    const [all, part] = [await listOf(whole(object)), await listOf([0, BLOCK, object.deviceId, 0, 1])];
+    const [all, part] = [
+      await listOf(whole(object)),
+      await listOf([0, BLOCK, object.deviceId, 0, 1]),
+    ];
     store.objects.set("/kv/large", Buffer.alloc(lengthBytes, 5));
     const write = { operation: "WRITE", local, localIds: first, remoteIds: first } as const;
     expect(() => agent.transfer({ ...write, localIds: Int32Array.of(1), remote: part })).toThrow(
@@ -127,9 +154,13 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     await expect(listOf([1, BLOCK, object.deviceId, 0, 1])).rejects.toMatchObject({
       code: "KV_MEMORY_NOT_REGISTERED",
     });
-    await expect(listOf([0, BLOCK, 9999, 0, 1])).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
+    await expect(listOf([0, BLOCK, 9999, 0, 1])).rejects.toMatchObject({
+      code: "KV_MEMORY_NOT_REGISTERED",
+    });
     const table = { memoryType: "OBJ", rows: Float64Array.from(whole(object)) } as const;
-    await expect(agent.prepareRemote("somebody", table)).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
+    await expect(agent.prepareRemote("somebody", table)).rejects.toMatchObject({
+      code: "KV_LIST_INVALID",
+    });
     await expect(agent.prepareLocal(table)).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
     const [local, remote] = [await dram(), await agent.prepareRemote(agent.name, table)];
     const read = { operation: "READ", local, localIds: first, remote, remoteIds: first } as const;

@@ -34,8 +34,20 @@ class Host {
   constructor(namespace: string, options: { name: string; value: number }) {
     const script = fileURLToPath(new URL("../children/etcd-agent.ts", import.meta.url));
     const argument = JSON.stringify({ ...options, endpoint: `http://${NEAR}:${PORT}` });
-    const command = ["netns", "exec", namespace, process.execPath, "--import", "tsx", script, argument];
-    this.#child = spawn("ip", command, { cwd: ROOT, stdio: ["ignore", "inherit", "inherit", "ipc"] });
+    const command = [
+      "netns",
+      "exec",
+      namespace,
+      process.execPath,
+      "--import",
+      "tsx",
+      script,
+      argument,
+    ];
+    this.#child = spawn("ip", command, {
+      cwd: ROOT,
+      stdio: ["ignore", "inherit", "inherit", "ipc"],
+    });
     this.#child.on("message", (message: { gone: string } | { answer: unknown }) => {
       if ("gone" in message) this.gone.push(message.gone);
       else this.#answers.shift()?.(message.answer);

@@ -12,7 +12,10 @@ import { mutations } from "../support/mutations.js";
 import { type PeerProcess, startPeer } from "../support/peer-process.js";
 import { runChild } from "../support/run-child.js";
 
-/** Damages metadata so that NIXL 1.5.0 crashes on it, or never returns. `port`: a port of this host that never answers. */
+/**
+ * Damages metadata so that NIXL 1.5.0 crashes on it, or never returns. `port`: a port of this host
+ * that never answers.
+ */
 const DEADLY = {
   // In the part that only UCX reads.
   UCX(bytes: Buffer) {
@@ -146,7 +149,9 @@ function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
     await expect(agent.addRemote(deadly)).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",
       message: expect.stringMatching(
-        backend === "UCX" ? /^loading the metadata ends a process: SIG/ : /^NIXL refused the metadata /,
+        backend === "UCX"
+          ? /^loading the metadata ends a process: SIG/
+          : /^NIXL refused the metadata /,
       ),
     });
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);

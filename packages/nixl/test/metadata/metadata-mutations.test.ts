@@ -4,7 +4,8 @@ import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
 import { mutations } from "../support/mutations.js";
 
-// Metadata that the addon accepts goes to a fake of NIXL, which checks nothing itself. `npm run test:long` tests a million mutations.
+// Metadata that the addon accepts goes to a fake of NIXL, which checks nothing itself.
+// `npm run test:long` tests a million mutations.
 const COUNT = Number(process.env.KV_MUTATIONS ?? 4000);
 const BATCH = 500;
 
@@ -24,7 +25,8 @@ describe.skipIf(fakeMissing)(`damaged metadata in this process (${fakeMissing ??
         batch.map((bytes) =>
           agent.addRemote(bytes).then(
             (name) => /^[\x20-\x7e]{1,255}$/.test(name),
-            (error: unknown) => (KvError.is(error, "KV_AGENT_METADATA_INVALID") ? undefined : error),
+            (error: unknown) =>
+              KvError.is(error, "KV_AGENT_METADATA_INVALID") ? undefined : error,
           ),
         ),
       );

@@ -94,7 +94,10 @@ describe.skipIf(nixlMissing)(`metadata by socket (${nixlMissing ?? "found"})`, (
   test("damaged messages end their connection, are logged, and nothing else happens", async () => {
     const logged: LogFields[] = [];
     const silent = { debug() {}, info() {}, error() {} };
-    const log = { ...silent, warn: (_: string, fields?: LogFields) => void logged.push(fields ?? {}) };
+    const log = {
+      ...silent,
+      warn: (_: string, fields?: LogFields) => void logged.push(fields ?? {}),
+    };
     await using listener = await listenForMetadata(two, { log });
     const frame = (body: string) => {
       const head = Buffer.alloc(8);
@@ -137,10 +140,15 @@ describe.skipIf(nixlMissing)(`metadata by socket (${nixlMissing ?? "found"})`, (
   test("nobody listens, nobody answers, and wrong options have errors of their own", async () => {
     const listener = await listenForMetadata(two);
     const at = { host: HOST, port: listener.port };
-    expect(await codeOf(listenForMetadata(two, { port: listener.port }))).toBe("KV_SIDE_CHANNEL_BIND_FAILED");
+    expect(await codeOf(listenForMetadata(two, { port: listener.port }))).toBe(
+      "KV_SIDE_CHANNEL_BIND_FAILED",
+    );
     await listener.close();
     expect(await codeOf(fetchMetadata(one, at))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-    const mute = await listenForMetadata({ ...two, localMetadata: () => new Promise<Uint8Array>(() => {}) });
+    const mute = await listenForMetadata({
+      ...two,
+      localMetadata: () => new Promise<Uint8Array>(() => {}),
+    });
     const late = fetchMetadata(one, { host: HOST, port: mute.port }, { timeoutMs: 50 });
     expect(await codeOf(late)).toBe("KV_SIDE_CHANNEL_TIMEOUT");
     await mute.close();

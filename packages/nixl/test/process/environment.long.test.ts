@@ -38,22 +38,32 @@ describe.skipIf(fakeMissing)(`variables of the process (${fakeMissing ?? "fake f
   });
 });
 
-describe.skipIf(nixlMissing)(`variables that UCX does not use (${nixlMissing ?? "NIXL found"})`, () => {
-  const path = fileURLToPath(new URL("../children/create-agent.ts", import.meta.url));
-  const others = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("UCX_")));
+describe.skipIf(nixlMissing)(
+  `variables that UCX does not use (${nixlMissing ?? "NIXL found"})`,
+  () => {
+    const path = fileURLToPath(new URL("../children/create-agent.ts", import.meta.url));
+    const others = Object.fromEntries(
+      Object.entries(process.env).filter(([name]) => !name.startsWith("UCX_")),
+    );
 
-  test.each([
-    [undefined, "64"],
-    ["all", "64"],
-    ["tcp,sm,self", "64"],
-    ["^ib", "64"],
-    ["tcp,self", undefined],
-    ["^cma", undefined],
-  ])("with UCX_TLS=%s UCX_CMA_TX_QUOTA is %s, and UCX warns of nothing", async (transports, quota) => {
-    const only = { ...others, ...(transports === undefined ? {} : { UCX_TLS: transports }) };
-    const { stdout, stderr } = await run([await bundled(path)], { only: only as Record<string, string> });
-    expect(JSON.parse(stdout)).toMatchObject({ message: "undefined" });
-    expect((JSON.parse(stdout) as { quota?: string }).quota).toBe(quota);
-    expect(stderr).not.toContain("unused environment variable");
-  });
-});
+    test.each([
+      [undefined, "64"],
+      ["all", "64"],
+      ["tcp,sm,self", "64"],
+      ["^ib", "64"],
+      ["tcp,self", undefined],
+      ["^cma", undefined],
+    ])(
+      "with UCX_TLS=%s UCX_CMA_TX_QUOTA is %s, and UCX warns of nothing",
+      async (transports, quota) => {
+        const only = { ...others, ...(transports === undefined ? {} : { UCX_TLS: transports }) };
+        const { stdout, stderr } = await run([await bundled(path)], {
+          only: only as Record<string, string>,
+        });
+        expect(JSON.parse(stdout)).toMatchObject({ message: "undefined" });
+        expect((JSON.parse(stdout) as { quota?: string }).quota).toBe(quota);
+        expect(stderr).not.toContain("unused environment variable");
+      },
+    );
+  },
+);

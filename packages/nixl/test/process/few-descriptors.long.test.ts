@@ -22,7 +22,10 @@ for (const { backend, missing } of BOTH_BACKENDS) {
         isLongRun ? "1" : "16",
       ]);
       expect({ code, signal }, stderr.slice(-2000)).toEqual({ code: 0, signal: null });
-      const { first, create, two, add, connect } = JSON.parse(stdout) as Record<string, string[]> & {
+      const { first, create, two, add, connect } = JSON.parse(stdout) as Record<
+        string,
+        string[]
+      > & {
         first: string;
       };
       expect(first).toBe("done");

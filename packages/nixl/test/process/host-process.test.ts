@@ -15,65 +15,75 @@ const readme = readFileSync(new URL("../../README.md", import.meta.url), "utf8")
 const LOCALE = { LC_ALL: "C.UTF-8" };
 
 for (const { backend, missing } of BOTH_BACKENDS) {
-  describe.skipIf(missing)(`N2, N3: what ${backend} does to its process (${missing ?? "found"})`, () => {
-    let end: ChildEnd;
-    // biome-ignore lint/suspicious/noExplicitAny: the child's report, as it wrote it
-    let report: any;
-    beforeAll(async () => {
-      end = await runChild("host-process.ts", [backend], { env: LOCALE });
-      expect(end.code, end.stderr).toBe(0);
-      // Anything else on stdout would not be JSON.
-      report = JSON.parse(end.stdout);
-    });
-
-    test("no signal gets a handler, and SIGHUP and the SIGSEGV of WebAssembly are the program's", () => {
-      expect(report.before.status.length).toBeGreaterThan(5);
-      expect(report.after.status).toEqual(report.before.status);
-      expect(report).toMatchObject({ hangups: 1, trapped: "RuntimeError" });
-    });
-
-    test("children inherit no descriptor of the libraries", () => {
-      expect(report.inheritedAfter.length).toBe(report.inheritedBefore.length);
-    });
-
-    test("umask, folder, limits, core dumps, locale and the flags of stdin, stdout and stderr stay", () => {
-      const kept = ({ cwd, limits, coreDumps, locale, streams }: typeof report.before) => ({
-        ...{ cwd, limits, coreDumps, locale, streams },
+  describe.skipIf(missing)(
+    `N2, N3: what ${backend} does to its process (${missing ?? "found"})`,
+    () => {
+      let end: ChildEnd;
+      // biome-ignore lint/suspicious/noExplicitAny: the child's report, as it wrote it
+      let report: any;
+      beforeAll(async () => {
+        end = await runChild("host-process.ts", [backend], { env: LOCALE });
+        expect(end.code, end.stderr).toBe(0);
+        // Anything else on stdout would not be JSON.
+        report = JSON.parse(end.stdout);
       });
-      expect(report.before.status.join()).toMatch(/Umask:/);
-      expect(kept(report.after)).toEqual(kept(report.before));
-    });
 
-    test("no code of Node and of the libraries that it had loaded is replaced, such as that of malloc", () => {
-      expect(report.before.code.join()).toMatch(/\/libc\.so\.6 /);
-      expect(report.after.code).toEqual(report.before.code);
-    });
-
-    test("threads: one of each agent, one of UCX for its events, and none when they are closed", () => {
-      const ofLibraries = backend === "UCX" ? { async: 1 } : {};
-      const { threadsBefore } = report;
-      expect(report.threadsAfter).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 1 });
-      expect(report.threadsOfTwo).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 2 });
-      expect(report.threadsClosed).toEqual(threadsBefore);
-    });
-
-    test("only the variables that the README names are set", () => {
-      const named = Array.from(readme.matchAll(/^\| `((?:UCX|FI)_\w+)` \|/gm), ([, name]) => name);
-      expect(report.variables.length).toBeGreaterThan(3);
-      expect(report.variables.filter((name: string) => !named.includes(name))).toEqual([]);
-    });
-
-    test("nothing is written to stderr, and with all logs of the libraries on nothing to stdout", async () => {
-      expect(end.stderr).toBe("");
-      const logs = { UCX_LOG_LEVEL: "info", NIXL_LOG_LEVEL: "INFO", FI_LOG_LEVEL: "info" };
-      const { stdout, stderr } = await runChild("host-process.ts", [backend], {
-        env: { ...LOCALE, ...logs },
+      test("no signal gets a handler, and SIGHUP and the SIGSEGV of WebAssembly are the program's", () => {
+        expect(report.before.status.length).toBeGreaterThan(5);
+        expect(report.after.status).toEqual(report.before.status);
+        expect(report).toMatchObject({ hangups: 1, trapped: "RuntimeError" });
       });
-      expect(() => JSON.parse(stdout), stdout).not.toThrow();
-      expect(stderr).toMatch(/nixl_\w+\.cpp/);
-      expect(stderr).toMatch(backend === "UCX" ? /UCX {2}INFO/ : /libfabric:/);
-    });
-  });
+
+      test("children inherit no descriptor of the libraries", () => {
+        expect(report.inheritedAfter.length).toBe(report.inheritedBefore.length);
+      });
+
+      test("umask, folder, limits, core dumps, locale and the flags of stdin, stdout and stderr stay", () => {
+        const kept = ({ cwd, limits, coreDumps, locale, streams }: typeof report.before) => ({
+          cwd,
+          limits,
+          coreDumps,
+          locale,
+          streams,
+        });
+        expect(report.before.status.join()).toMatch(/Umask:/);
+        expect(kept(report.after)).toEqual(kept(report.before));
+      });
+
+      test("no code of Node and of the libraries that it had loaded is replaced, such as that of malloc", () => {
+        expect(report.before.code.join()).toMatch(/\/libc\.so\.6 /);
+        expect(report.after.code).toEqual(report.before.code);
+      });
+
+      test("threads: one of each agent, one of UCX for its events, and none when they are closed", () => {
+        const ofLibraries = backend === "UCX" ? { async: 1 } : {};
+        const { threadsBefore } = report;
+        expect(report.threadsAfter).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 1 });
+        expect(report.threadsOfTwo).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 2 });
+        expect(report.threadsClosed).toEqual(threadsBefore);
+      });
+
+      test("only the variables that the README names are set", () => {
+        const named = Array.from(
+          readme.matchAll(/^\| `((?:UCX|FI)_\w+)` \|/gm),
+          ([, name]) => name,
+        );
+        expect(report.variables.length).toBeGreaterThan(3);
+        expect(report.variables.filter((name: string) => !named.includes(name))).toEqual([]);
+      });
+
+      test("nothing is written to stderr, and with all logs of the libraries on nothing to stdout", async () => {
+        expect(end.stderr).toBe("");
+        const logs = { UCX_LOG_LEVEL: "info", NIXL_LOG_LEVEL: "INFO", FI_LOG_LEVEL: "info" };
+        const { stdout, stderr } = await runChild("host-process.ts", [backend], {
+          env: { ...LOCALE, ...logs },
+        });
+        expect(() => JSON.parse(stdout), stdout).not.toThrow();
+        expect(stderr).toMatch(/nixl_\w+\.cpp/);
+        expect(stderr).toMatch(backend === "UCX" ? /UCX {2}INFO/ : /libfabric:/);
+      });
+    },
+  );
 }
 
 const [ucx] = BOTH_BACKENDS;
@@ -83,7 +93,13 @@ test.skipIf(ucx.missing)(
     const folder = await mkdtemp(join(tmpdir(), "kv-two-ucx-"));
     onTestFinished(() => rm(folder, { recursive: true }));
     const second = join(folder, "libucp.so.9");
-    await promisify(execFile)(process.env["CXX"] ?? "c++", ["-shared", "-xc", "/dev/null", "-o", second]);
+    await promisify(execFile)(process.env["CXX"] ?? "c++", [
+      "-shared",
+      "-xc",
+      "/dev/null",
+      "-o",
+      second,
+    ]);
     for (const [env, logged] of [
       [{}, []],
       [{ LD_PRELOAD: second }, ["nixl-ucx-unknown"]],
@@ -106,11 +122,20 @@ test.skipIf(ucx.missing)(
     await agent.addRemote(owner.metadata);
     const rows = (base: number) => Float64Array.of(base, 65_536, 0, 65_536, 16);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-    const remote = await agent.prepareRemote(owner.name, { memoryType: "DRAM", rows: rows(owner.address) });
+    const remote = await agent.prepareRemote(owner.name, {
+      memoryType: "DRAM",
+      rows: rows(owner.address),
+    });
     const ids = Int32Array.from({ length: 16 }, (_, index) => index);
     const read = () =>
-      agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids, timeoutMs: 10_000 })
-        .done;
+      agent.transfer({
+        operation: "READ",
+        local,
+        localIds: ids,
+        remote,
+        remoteIds: ids,
+        timeoutMs: 10_000,
+      }).done;
     await read();
     const child = await owner.ask<number>("spawn");
     await owner.kill();

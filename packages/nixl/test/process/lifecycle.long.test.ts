@@ -26,17 +26,24 @@ const CODES: Readonly<Record<string, number>> = {
 };
 
 for (const { backend, missing } of BOTH_BACKENDS) {
-  describe.skipIf(missing)(`exit of a process that used NIXL over ${backend} (${missing ?? "found"})`, () => {
-    test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
-      const end = await child([ending], { NIXL_BACKEND: backend });
-      expect({ code: end.code, signal: end.signal, stderr: code === 0 ? end.stderr : "" }).toMatchObject({
-        code,
-        signal: null,
+  describe.skipIf(missing)(
+    `exit of a process that used NIXL over ${backend} (${missing ?? "found"})`,
+    () => {
+      test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
+        const end = await child([ending], { NIXL_BACKEND: backend });
+        expect({
+          code: end.code,
+          signal: end.signal,
+          stderr: code === 0 ? end.stderr : "",
+        }).toMatchObject({
+          code,
+          signal: null,
+        });
+        if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
+        if (ending === "waiting-reader") expect(end.stdout).toBe("the reader ended");
       });
-      if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
-      if (ending === "waiting-reader") expect(end.stdout).toBe("the reader ended");
-    });
-  });
+    },
+  );
 }
 
 // UCX's InfiniBand module crashes at exit where the system has libibverbs as well.

@@ -34,15 +34,13 @@ async function bundled(name: string, format: "esm" | "cjs", external: string[]) 
   const file = join(folder, `${name}.${format === "esm" ? "mjs" : "cjs"}`);
   await build({
     stdin: { contents: code, resolveDir: PACKAGE },
-    ...{
-      outfile: file,
-      bundle: true,
-      format,
-      platform: "node",
-      target: "node20.19",
-      logLevel: "error",
-      external,
-    },
+    outfile: file,
+    bundle: true,
+    format,
+    platform: "node",
+    target: "node20.19",
+    logLevel: "error",
+    external,
     ...(format === "esm"
       ? {
           banner: {
@@ -88,7 +86,8 @@ describe("restricted processes", () => {
     const program = `import(${JSON.stringify(join(PACKAGE, "dist/index.js"))}).then(async ({ findLibrary }) =>
       console.log(await findLibrary().catch((error) => error.code ?? error.message)))`;
     const env: Record<string, string | undefined> = { ...process.env, PATH: "" };
-    for (const name of ["HOME", "XDG_CACHE_HOME", "KV_NIXL_LIBRARY", "NIXL_PREFIX"]) delete env[name];
+    for (const name of ["HOME", "XDG_CACHE_HOME", "KV_NIXL_LIBRARY", "NIXL_PREFIX"])
+      delete env[name];
     const { stdout, stderr } = spawnSync(process.execPath, ["-e", program], {
       encoding: "utf8",
       uid: 54_321,
@@ -109,7 +108,9 @@ describe("restricted processes", () => {
     vi.spyOn(process, "getBuiltinModule").mockReturnValue({ isSea: () => true } as never);
     try {
       expect(() => new ChildProcess({ module: "/x.js" })).toThrow("single executable application");
-      expect(await runInChild({ module: "/x.js", timeoutMs: 1000 })).toMatchObject({ kind: "crashed" });
+      expect(await runInChild({ module: "/x.js", timeoutMs: 1000 })).toMatchObject({
+        kind: "crashed",
+      });
     } finally {
       vi.restoreAllMocks();
     }
@@ -133,8 +134,14 @@ describe("restricted processes", () => {
     const remote = await reader.prepareRemote(owner.name, rows(source.address));
     const ids = foreign<Int32Array>("Int32Array", [0]);
     const notification = foreign<Uint8Array>("Uint8Array", [1, 2]);
-    await reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids, notification })
-      .done;
+    await reader.transfer({
+      operation: "READ",
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+      notification,
+    }).done;
     const runs = foreign<Int32Array>("Int32Array", [1, 1, 1]);
     await reader.transfer({ operation: "READ", local, runs, remote }).done;
     expect(target.bytes.every((byte) => byte === 7)).toBe(true);

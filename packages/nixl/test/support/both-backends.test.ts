@@ -9,19 +9,23 @@ import { run } from "./run-child.js";
 
 const FILE = fileURLToPath(new URL("./both-backends.ts", import.meta.url));
 
-describe.skipIf(nixlMissing)(`tests over a backend that is not available (${nixlMissing ?? "found"})`, () => {
-  test.each([
-    { CI: "", code: 0 },
-    { CI: "true", code: 1 },
-  ])("with CI=$CI the module exits with $code", async ({ CI, code }) => {
-    const plugins = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
-    try {
-      const only = { ...process.env, CI, NIXL_PLUGIN_DIR: plugins } as Record<string, string>;
-      const end = await run([await bundled(FILE)], { only });
-      expect(end.code, end.stderr).toBe(code);
-      if (code !== 0) expect(end.stderr).toContain("LIBFABRIC does not load: NIXL has no LIBFABRIC plugin");
-    } finally {
-      await rm(plugins, { recursive: true, force: true });
-    }
-  });
-});
+describe.skipIf(nixlMissing)(
+  `tests over a backend that is not available (${nixlMissing ?? "found"})`,
+  () => {
+    test.each([
+      { CI: "", code: 0 },
+      { CI: "true", code: 1 },
+    ])("with CI=$CI the module exits with $code", async ({ CI, code }) => {
+      const plugins = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
+      try {
+        const only = { ...process.env, CI, NIXL_PLUGIN_DIR: plugins } as Record<string, string>;
+        const end = await run([await bundled(FILE)], { only });
+        expect(end.code, end.stderr).toBe(code);
+        if (code !== 0)
+          expect(end.stderr).toContain("LIBFABRIC does not load: NIXL has no LIBFABRIC plugin");
+      } finally {
+        await rm(plugins, { recursive: true, force: true });
+      }
+    });
+  },
+);

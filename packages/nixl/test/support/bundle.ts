@@ -10,15 +10,21 @@ const ADDON = [`npm/linux-${process.arch}-gnu`, "build"]
   .find((file) => existsSync(file));
 
 /**
- * Bundles a TypeScript file and its imports into one JavaScript file in `folder`, and returns its path: a process that loads TypeScript takes
- * longer to start than most tests take. The imports must not look for files beside themselves.
+ * Bundles a TypeScript file and its imports into one JavaScript file in `folder`, and returns its
+ * path: a process that loads TypeScript takes longer to start than most tests take. The imports
+ * must not look for files beside themselves.
  */
 export async function bundle(file: string, folder: string): Promise<string> {
   const { name } = parse(file);
   const outfile = join(folder, `${name}.mjs`);
   await build({
-    ...{ entryPoints: [file], outfile, bundle: true },
-    ...{ format: "esm", platform: "node", target: "node20", logLevel: "error" },
+    entryPoints: [file],
+    outfile,
+    bundle: true,
+    format: "esm",
+    platform: "node",
+    target: "node20",
+    logLevel: "error",
   });
   return outfile;
 }

@@ -6,7 +6,10 @@ import { afterAll } from "vitest";
 import { ADDON_OF_BUNDLES, bundle } from "./bundle.js";
 import { type ChildEnd, run } from "./run-child.js";
 
-/** Bundles a file of `children/` for tests that run it many times; returns a function that runs it to its end. */
+/**
+ * Bundles a file of `children/` for tests that run it many times; returns a function that runs it
+ * to its end.
+ */
 export async function bundledChild(
   file: string,
 ): Promise<(args: readonly string[], env?: Record<string, string>) => Promise<ChildEnd>> {

@@ -8,8 +8,15 @@ export interface Certificate {
   readonly key: string;
 }
 
-/** Makes a certificate for 127.0.0.1 and its key: signed by `authority`, or by itself and then an authority. */
-export function makeCertificate(folder: string, name: string, authority?: Certificate): Certificate {
+/**
+ * Makes a certificate for 127.0.0.1 and its key: signed by `authority`, or by itself and then an
+ * authority.
+ */
+export function makeCertificate(
+  folder: string,
+  name: string,
+  authority?: Certificate,
+): Certificate {
   const [cert, key] = [join(folder, `${name}.pem`), join(folder, `${name}.key`)];
   const [request, extensions] = [join(folder, `${name}.csr`), join(folder, `${name}.ext`)];
   const openssl = (...args: string[]) => execFileSync("openssl", args, { stdio: "pipe" });
@@ -24,6 +31,18 @@ export function makeCertificate(folder: string, name: string, authority?: Certif
   // etcd's gateway calls etcd with the server's certificate, so that one is a client's as well.
   writeFileSync(extensions, `${place}\nextendedKeyUsage=serverAuth,clientAuth\n`);
   const signer = ["-CA", authority.cert, "-CAkey", authority.key, "-CAcreateserial"];
-  openssl("x509", "-req", "-in", request, ...signer, "-extfile", extensions, "-days", "2", "-out", cert);
+  openssl(
+    "x509",
+    "-req",
+    "-in",
+    request,
+    ...signer,
+    "-extfile",
+    extensions,
+    "-days",
+    "2",
+    "-out",
+    cert,
+  );
   return { cert, key };
 }

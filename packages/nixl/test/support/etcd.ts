@@ -27,8 +27,9 @@ export interface Etcd {
 }
 
 /**
- * Starts etcd at `host`, and waits until it answers; `prefix` is a command that runs it, such as in a network namespace. With `tls` it speaks
- * HTTPS only, and only to clients with a certificate of the same authority; the values are paths of PEM files.
+ * Starts etcd at `host`, and waits until it answers; `prefix` is a command that runs it, such as in
+ * a network namespace. With `tls` it speaks HTTPS only, and only to clients with a certificate of
+ * the same authority; the values are paths of PEM files.
  */
 export async function startEtcd(
   options: {

@@ -2,7 +2,8 @@ import { describePlugins, findLibrary } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 
 /**
- * Why tests over LIBFABRIC cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite.
+ * Why tests over LIBFABRIC cannot run on this machine; undefined when they can. With CI=true the
+ * reason is an error instead of a skipped suite.
  */
 export const libfabricMissing: string | undefined = nixlMissing ?? (await reason());
 

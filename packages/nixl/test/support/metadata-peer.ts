@@ -3,7 +3,10 @@ import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
-/** A process with an agent of NIXL that exchanges metadata by itself; see `children/metadata_peer.py`. */
+/**
+ * A process with an agent of NIXL that exchanges metadata by itself; see
+ * `children/metadata_peer.py`.
+ */
 export interface MetadataPeer {
   readonly address: number;
   readonly lengthBytes: number;

@@ -1,4 +1,7 @@
-/** Copies of `bytes` with one to four changes each: changed, removed and inserted bytes, truncation. Deterministic for each seed. */
+/**
+ * Copies of `bytes` with one to four changes each: changed, removed and inserted bytes, truncation.
+ * Deterministic for each seed.
+ */
 export function* mutations(bytes: Uint8Array, count: number, seed: number): Generator<Uint8Array> {
   let state = seed >>> 0;
   const below = (limit: number) => {

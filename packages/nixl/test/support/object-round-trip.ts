@@ -4,8 +4,9 @@ import { fillPattern } from "./pattern.js";
 const BLOCK = 65_536;
 
 /**
- * Writes the object `kv/block` to a store at an HTTPS port of this host, `times` times, with a transport that trusts only the certificate in `caBundle`, and
- * reads it again. Resolves with whether the same bytes came back each time.
+ * Writes the object `kv/block` to a store at an HTTPS port of this host, `times` times, with a
+ * transport that trusts only the certificate in `caBundle`, and reads it again. Resolves with
+ * whether the same bytes came back each time.
  */
 export async function objectRoundTrip(port: number, caBundle: string, times = 1): Promise<boolean> {
   const parameters = {

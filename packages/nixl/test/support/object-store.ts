@@ -10,7 +10,8 @@ export interface ObjectStore {
 }
 
 /**
- * The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked. With `tls` it speaks HTTPS only.
+ * The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked.
+ * With `tls` it speaks HTTPS only.
  */
 export async function startObjectStore(tls?: { key: string; cert: string }): Promise<ObjectStore> {
   const objects = new Map<string, Buffer>();
@@ -24,7 +25,12 @@ export async function startObjectStore(tls?: { key: string; cert: string }): Pro
     }
     const object = objects.get(path);
     const [, first, last] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "") ?? [];
-    if (request.method !== "GET" || object === undefined || first === undefined || last === undefined) {
+    if (
+      request.method !== "GET" ||
+      object === undefined ||
+      first === undefined ||
+      last === undefined
+    ) {
       response.writeHead(404, { "content-type": "application/xml" });
       response.end("<Error><Code>NoSuchKey</Code><Message>there is none</Message></Error>");
       return;

@@ -1,4 +1,6 @@
-/** Fills memory with 32-bit words that depend on position and seed; fast enough for hundreds of MiB. */
+/**
+ * Fills memory with 32-bit words that depend on position and seed; fast enough for hundreds of MiB.
+ */
 export function fillPattern(bytes: Uint8Array, seed: number): void {
   const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
   for (let index = 0; index < words.length; index++)

@@ -16,18 +16,26 @@ export interface PeerProcess {
   stop(): Promise<void>;
 }
 
-/** Starts a process with an agent and `lengthBytes` of registered memory, filled by `fillPattern(seed)`. */
+/**
+ * Starts a process with an agent and `lengthBytes` of registered memory, filled by
+ * `fillPattern(seed)`.
+ */
 export async function startPeer(
   lengthBytes: number,
   seed = 1,
-  { env = {}, backends = [] }: { env?: Readonly<Record<string, string>>; backends?: readonly string[] } = {},
+  {
+    env = {},
+    backends = [],
+  }: { env?: Readonly<Record<string, string>>; backends?: readonly string[] } = {},
 ): Promise<PeerProcess> {
   const child = fork(
     await bundled(fileURLToPath(new URL("../children/peer.ts", import.meta.url))),
     [JSON.stringify({ lengthBytes, seed, env, backends })],
     { cwd: fileURLToPath(new URL("../../../..", import.meta.url)) },
   );
-  const exited = new Promise<number | null>((resolve) => child.once("exit", (code) => resolve(code)));
+  const exited = new Promise<number | null>((resolve) =>
+    child.once("exit", (code) => resolve(code)),
+  );
   const answer = <T>() =>
     Promise.race([
       new Promise<T>((resolve) =>
@@ -37,7 +45,11 @@ export async function startPeer(
         throw new Error(`the peer process ended with ${code}`);
       }),
     ]);
-  const { name, address, metadata } = await answer<{ name: string; address: number; metadata: string }>();
+  const { name, address, metadata } = await answer<{
+    name: string;
+    address: number;
+    metadata: string;
+  }>();
   return {
     process: child,
     name,

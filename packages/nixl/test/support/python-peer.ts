@@ -3,7 +3,10 @@ import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
-/** A Python process with an agent and memory of a device or of the host; see `children/device_peer.py`. */
+/**
+ * A Python process with an agent and memory of a device or of the host; see
+ * `children/device_peer.py`.
+ */
 export interface PythonPeer {
   readonly name: string;
   readonly address: number;
@@ -17,7 +20,9 @@ export interface PythonPeer {
 
 export interface PythonPeerOptions {
   readonly library: string;
-  /** Of CUDA's driver, of PyTorch's allocator without and with expandable segments, or of the host. */
+  /**
+   * Of CUDA's driver, of PyTorch's allocator without and with expandable segments, or of the host.
+   */
   readonly memory: "cuda" | "torch" | "torch-expandable" | "host";
   readonly device: number;
   readonly lengthBytes: number;
@@ -26,11 +31,15 @@ export interface PythonPeerOptions {
 export async function startPythonPeer(options: PythonPeerOptions): Promise<PythonPeer> {
   const { library, memory, device, lengthBytes } = options;
   const script = fileURLToPath(new URL("../children/device_peer.py", import.meta.url));
-  const child = spawn("python3", [script, library, memory, String(device), String(lengthBytes), "7"], {
-    stdio: ["pipe", "pipe", "pipe"],
-    // The variables that the addon sets for NIXL in this process.
-    env: { UCX_MODULES: "^ib", UCX_LOG_FILE: "stderr", ...process.env },
-  });
+  const child = spawn(
+    "python3",
+    [script, library, memory, String(device), String(lengthBytes), "7"],
+    {
+      stdio: ["pipe", "pipe", "pipe"],
+      // The variables that the addon sets for NIXL in this process.
+      env: { UCX_MODULES: "^ib", UCX_LOG_FILE: "stderr", ...process.env },
+    },
+  );
   let complaints = "";
   child.stderr.setEncoding("utf8").on("data", (text: string) => {
     complaints += text;
@@ -41,7 +50,9 @@ export async function startPythonPeer(options: PythonPeerOptions): Promise<Pytho
     if (done === true) throw new Error(`the peer ended: ${complaints}`);
     return JSON.parse(value as string);
   };
-  const { metadata, ...place } = (await answer()) as Omit<PythonPeer, "metadata"> & { metadata: string };
+  const { metadata, ...place } = (await answer()) as Omit<PythonPeer, "metadata"> & {
+    metadata: string;
+  };
   return {
     ...place,
     metadata: Buffer.from(metadata, "base64"),

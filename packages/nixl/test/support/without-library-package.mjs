@@ -1,4 +1,5 @@
-// Preloaded into a process: the optional package with NIXL's libraries is not installed there, although the repository may have built it.
+// Preloaded into a process: the optional package with NIXL's libraries is not installed there,
+// although the repository may have built it.
 import Module from "node:module";
 
 const resolve = Module._resolveFilename;

@@ -5,5 +5,8 @@ import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe } from "vitest";
 
 describe.skipIf(fakeMissing)(`the fake of NIXL (${fakeMissing ?? "found"})`, () => {
-  transportSuite({ name: "nixl (fake)", create: async () => nixlTransport({ library: FAKE_NIXL }) });
+  transportSuite({
+    name: "nixl (fake)",
+    create: async () => nixlTransport({ library: FAKE_NIXL }),
+  });
 });

@@ -4,9 +4,12 @@ import { nixlTransport } from "@kv/nixl";
 import { describe } from "vitest";
 import { libfabricMissing } from "../support/libfabric-available.js";
 
-describe.skipIf(libfabricMissing)(`real NIXL over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
-  transportSuite({
-    name: "nixl (LIBFABRIC)",
-    create: async () => nixlTransport({ backends: ["LIBFABRIC"] }),
-  });
-});
+describe.skipIf(libfabricMissing)(
+  `real NIXL over LIBFABRIC (${libfabricMissing ?? "found"})`,
+  () => {
+    transportSuite({
+      name: "nixl (LIBFABRIC)",
+      create: async () => nixlTransport({ backends: ["LIBFABRIC"] }),
+    });
+  },
+);

@@ -14,7 +14,10 @@ describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`
   let [local, remote]: PreparedList[] = [];
 
   async function agents(backend: BackendSpec = { name: "UCX" }) {
-    [reader, owner] = [await transport.createAgent({ backends: [backend] }), await transport.createAgent()];
+    [reader, owner] = [
+      await transport.createAgent({ backends: [backend] }),
+      await transport.createAgent(),
+    ];
     [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
     source.bytes.fill(3);
     await owner.register(source);
@@ -34,8 +37,10 @@ describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`
   let world: World;
 
   const faults = (settings: Record<string, number>) => {
-    for (const name of Object.keys(process.env)) if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
-    for (const [name, value] of Object.entries(settings)) process.env[`FAKE_NIXL_${name}`] = String(value);
+    for (const name of Object.keys(process.env))
+      if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
+    for (const [name, value] of Object.entries(settings))
+      process.env[`FAKE_NIXL_${name}`] = String(value);
   };
   const all = (count = LENGTH / BLOCK) =>
     Int32Array.from({ length: count }, (_, index) => (index * 5) % count);
@@ -80,7 +85,10 @@ describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`
     expect(await heard()).toEqual(["done", "marker"]);
   });
 
-  /** The number of NIXL requests for all blocks in an order that merges nothing: more than one slice. */
+  /**
+   * The number of NIXL requests for all blocks in an order that merges nothing: more than one
+   * slice.
+   */
   const requests = async (settings: Record<string, number>, notification?: Uint8Array) => {
     faults({ ...settings, FAIL_POST: 1000 });
     await read(all(), notification ? { notification } : {}).done;

@@ -6,7 +6,10 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 const BLOCK = 4096;
 const BLOCKS = 1024;
 
-/** The descriptors that a fake of NIXL gets. It ends the process when one is not registered, or when the lengths of a pair differ. */
+/**
+ * The descriptors that a fake of NIXL gets. It ends the process when one is not registered, or when
+ * the lengths of a pair differ.
+ */
 describe.skipIf(fakeMissing)(`merging of descriptors (${fakeMissing ?? "fake found"})`, () => {
   const transport = nixlTransport({ library: FAKE_NIXL });
   const memories = [0, 1].map(() => transport.allocate(4 * BLOCK * BLOCKS));
@@ -39,7 +42,9 @@ describe.skipIf(fakeMissing)(`merging of descriptors (${fakeMissing ?? "fake fou
         remote,
         ...what,
       }).done;
-      expect(target.bytes.reduce((sum, byte) => sum + (byte === 7 ? 1 : 0), 0)).toBe(descriptorCount * BLOCK);
+      expect(target.bytes.reduce((sum, byte) => sum + (byte === 7 ? 1 : 0), 0)).toBe(
+        descriptorCount * BLOCK,
+      );
       await local.close();
       await remote.close();
       return mergedCount;
@@ -50,7 +55,11 @@ describe.skipIf(fakeMissing)(`merging of descriptors (${fakeMissing ?? "fake fou
     for (const memory of memories) memory.close();
   });
 
-  const layers = [0, 1, 2].map((layer): [number, number, number] => [layer * BLOCK * BLOCKS, BLOCK, BLOCKS]);
+  const layers = [0, 1, 2].map((layer): [number, number, number] => [
+    layer * BLOCK * BLOCKS,
+    BLOCK,
+    BLOCKS,
+  ]);
 
   test("blocks that are consecutive on both sides become one descriptor, named by ids or by runs", async () => {
     const runs = Int32Array.of(10, 500, 300);

@@ -55,14 +55,27 @@ const UNITS: readonly {
   },
 ];
 
-test.each(UNITS.map((unit) => [unit.name, unit] as const))("%s", { timeout: 60_000 }, async (_, unit) => {
-  const { units, args = [] } = unit;
-  const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
-  onTestFinished(() => rm(folder, { recursive: true }));
-  const program = join(folder, "program");
-  const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
-  const sources = units.map((file) => join(native, file));
-  await run(process.env["CXX"] ?? "c++", ["-std=c++20", "-O1", ...includes, ...sources, "-o", program]);
-  // A program that hangs is killed.
-  await expect(run(program, args, { timeout: 20_000, killSignal: "SIGKILL" })).resolves.toBeDefined();
-});
+test.each(UNITS.map((unit) => [unit.name, unit] as const))(
+  "%s",
+  { timeout: 60_000 },
+  async (_, unit) => {
+    const { units, args = [] } = unit;
+    const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
+    onTestFinished(() => rm(folder, { recursive: true }));
+    const program = join(folder, "program");
+    const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
+    const sources = units.map((file) => join(native, file));
+    await run(process.env["CXX"] ?? "c++", [
+      "-std=c++20",
+      "-O1",
+      ...includes,
+      ...sources,
+      "-o",
+      program,
+    ]);
+    // A program that hangs is killed.
+    await expect(
+      run(program, args, { timeout: 20_000, killSignal: "SIGKILL" }),
+    ).resolves.toBeDefined();
+  },
+);

@@ -11,7 +11,8 @@ const KEPT = 16_384;
 describe.skipIf(fakeMissing)(`a peer that floods (${fakeMissing ?? "fake found"})`, () => {
   test("while JavaScript does not run: a quarter of the limit is kept, and the rest is reported", async () => {
     const warnings: LogFields[] = [];
-    const warn = (event: string, fields: LogFields = {}) => void warnings.push({ event, ...fields });
+    const warn = (event: string, fields: LogFields = {}) =>
+      void warnings.push({ event, ...fields });
     await using transport = nixlTransport({ library: FAKE_NIXL, log: { ...silentLog, warn } });
     const [receiver, loud, quiet] = [
       await transport.createAgent(),
@@ -20,7 +21,9 @@ describe.skipIf(fakeMissing)(`a peer that floods (${fakeMissing ?? "fake found"}
     ];
     const metadata = await receiver.localMetadata();
     for (const sender of [loud, quiet]) await sender.addRemote(metadata);
-    const sent = Array.from({ length: SENT }, (_, at) => loud.notify(receiver.name, Buffer.from(`${at}`)));
+    const sent = Array.from({ length: SENT }, (_, at) =>
+      loud.notify(receiver.name, Buffer.from(`${at}`)),
+    );
     // The agents' threads go on meanwhile.
     while (loud.telemetry().notificationsSent < SENT) {}
     const last = quiet.notify(receiver.name, Buffer.from("last"));

@@ -12,19 +12,22 @@ const UNTIL_THEN = {
 };
 
 for (const { backend, missing } of BOTH_BACKENDS) {
-  describe.skipIf(missing)(`a peer that stops answering, over ${backend} (${missing ?? "found"})`, () => {
-    const env = { NIXL_BACKEND: backend };
+  describe.skipIf(missing)(
+    `a peer that stops answering, over ${backend} (${missing ?? "found"})`,
+    () => {
+      const env = { NIXL_BACKEND: backend };
 
-    test("transfers reject at once; their memory is released when the peer continues", async () => {
-      const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["resume"], { env });
-      expect(code, stderr).toBe(0);
-      expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, notification: "marker", owner: 0 });
-    });
+      test("transfers reject at once; their memory is released when the peer continues", async () => {
+        const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["resume"], { env });
+        expect(code, stderr).toBe(0);
+        expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, notification: "marker", owner: 0 });
+      });
 
-    test("the agent closes after its timeout, and everything is released", async () => {
-      const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["close"], { env });
-      expect(code, stderr).toBe(0);
-      expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, inFlight: 0 });
-    });
-  });
+      test("the agent closes after its timeout, and everything is released", async () => {
+        const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["close"], { env });
+        expect(code, stderr).toBe(0);
+        expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, inFlight: 0 });
+      });
+    },
+  );
 }

@@ -7,12 +7,17 @@ import { afterEach, beforeEach, describe, expect, test } from "vitest";
 
 const LENGTH = 12 << 20;
 const BLOCK = 16_384;
-const IDS = Int32Array.from({ length: LENGTH / BLOCK }, (_, index) => (index * 5) % (LENGTH / BLOCK));
+const IDS = Int32Array.from(
+  { length: LENGTH / BLOCK },
+  (_, index) => (index * 5) % (LENGTH / BLOCK),
+);
 /** Few enough for one NIXL request. */
 const FEW = IDS.subarray(0, 256);
 const ARRIVED = Buffer.alloc(BLOCK, 3);
 
-/** A backend that reports the errors of a dead peer in the next call, as libfabric does over TCP. */
+/**
+ * A backend that reports the errors of a dead peer in the next call, as libfabric does over TCP.
+ */
 describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake found"})`, () => {
   let endpoints: Server[] = [];
   let world: Awaited<ReturnType<typeof agents>>;
@@ -99,7 +104,8 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
     process.env.FAKE_NIXL_POLLS = "2";
   });
   afterEach(async () => {
-    for (const name of Object.keys(process.env)) if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
+    for (const name of Object.keys(process.env))
+      if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
     await world.transport.close();
     for (const memory of [world.mine, world.theirs]) memory.close();
     for (const server of endpoints) server.close();
@@ -109,7 +115,8 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
   test.each(["READ", "WRITE"] as const)(
     "a %s with another peer succeeds, and notifies once",
     async (operation) => {
-      const [source, target] = operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
+      const [source, target] =
+        operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
       source.bytes.fill(3);
       await world.dying.end();
       errors(3);
@@ -132,44 +139,47 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
   test.each([
     { name: "no peer died: refused, then accepted when it is added again", died: false },
     { name: "another peer died: accepted at the second attempt", died: true },
-  ])("metadata of a known peer, $name; lists of a peer that NIXL dropped move nothing", async ({ died }) => {
-    const dropped = async () => {
-      for (const operation of ["READ", "WRITE"] as const) {
-        const { done, released } = move(operation, FEW);
-        await expect(done).rejects.toMatchObject({
-          code: "KV_TRANSFER_FAILED",
-          message: expect.stringContaining("dropped"),
+  ])(
+    "metadata of a known peer, $name; lists of a peer that NIXL dropped move nothing",
+    async ({ died }) => {
+      const dropped = async () => {
+        for (const operation of ["READ", "WRITE"] as const) {
+          const { done, released } = move(operation, FEW);
+          await expect(done).rejects.toMatchObject({
+            code: "KV_TRANSFER_FAILED",
+            message: expect.stringContaining("dropped"),
+          });
+          await released;
+        }
+      };
+      // From now on requests by index use this list.
+      await move("READ", FEW).done;
+      const other = await world.prepareRemote();
+      const metadata = await metadataAt(world.owner, world.alive.port);
+      if (died) await world.dying.end();
+      errors(1);
+      if (!died) {
+        await expect(world.reader.addRemote(metadata)).rejects.toMatchObject({
+          code: "KV_AGENT_METADATA_INVALID",
         });
-        await released;
+        await dropped();
+        await other.close();
       }
-    };
-    // From now on requests by index use this list.
-    await move("READ", FEW).done;
-    const other = await world.prepareRemote();
-    const metadata = await metadataAt(world.owner, world.alive.port);
-    if (died) await world.dying.end();
-    errors(1);
-    if (!died) {
-      await expect(world.reader.addRemote(metadata)).rejects.toMatchObject({
-        code: "KV_AGENT_METADATA_INVALID",
-      });
+      await world.reader.addRemote(metadata);
+      expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
       await dropped();
-      await other.close();
-    }
-    await world.reader.addRemote(metadata);
-    expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
-    await dropped();
-    const remote = await world.prepareRemote();
-    await world.remote.close();
-    world.theirs.bytes.fill(3);
-    await move("READ", FEW, { remote }).done;
-    expect(arrived(world.mine, FEW)).toBe(true);
-    await expect(world.reader.removeRemote(world.owner.name)).rejects.toMatchObject({
-      code: "KV_MEMORY_IN_USE",
-    });
-    await remote.close();
-    await world.reader.removeRemote(world.owner.name);
-  });
+      const remote = await world.prepareRemote();
+      await world.remote.close();
+      world.theirs.bytes.fill(3);
+      await move("READ", FEW, { remote }).done;
+      expect(arrived(world.mine, FEW)).toBe(true);
+      await expect(world.reader.removeRemote(world.owner.name)).rejects.toMatchObject({
+        code: "KV_MEMORY_IN_USE",
+      });
+      await remote.close();
+      await world.reader.removeRemote(world.owner.name);
+    },
+  );
 
   test("when no peer died, the error is the transfer's own: it fails, and is released when all bytes have landed", async () => {
     world.theirs.bytes.fill(3);

@@ -8,20 +8,23 @@ import { twoProcessTests } from "./two-processes.js";
 twoProcessTests("LIBFABRIC", libfabricMissing);
 
 // Over UCX, NIXL reports a peer's death, and transfers with it fail.
-describe.skipIf(libfabricMissing)(`a dead peer over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
-  test("is refused by addRemote, where NIXL would try to reach it for ever", async () => {
-    const transport = nixlTransport({ backends: ["LIBFABRIC"] });
-    const agent = await transport.createAgent();
-    const [gone, alive] = await Promise.all(
-      [1, 2].map((seed) => startPeer(1 << 20, seed, { backends: ["LIBFABRIC"] })),
-    );
-    await gone?.kill();
-    await expect(agent.addRemote(gone?.metadata ?? new Uint8Array())).rejects.toMatchObject({
-      code: "KV_AGENT_METADATA_INVALID",
-      message: expect.stringContaining("its process is gone"),
+describe.skipIf(libfabricMissing)(
+  `a dead peer over LIBFABRIC (${libfabricMissing ?? "found"})`,
+  () => {
+    test("is refused by addRemote, where NIXL would try to reach it for ever", async () => {
+      const transport = nixlTransport({ backends: ["LIBFABRIC"] });
+      const agent = await transport.createAgent();
+      const [gone, alive] = await Promise.all(
+        [1, 2].map((seed) => startPeer(1 << 20, seed, { backends: ["LIBFABRIC"] })),
+      );
+      await gone?.kill();
+      await expect(agent.addRemote(gone?.metadata ?? new Uint8Array())).rejects.toMatchObject({
+        code: "KV_AGENT_METADATA_INVALID",
+        message: expect.stringContaining("its process is gone"),
+      });
+      expect(await agent.addRemote(alive?.metadata ?? new Uint8Array())).toBe(alive?.name);
+      await transport.close();
+      expect(await alive?.end()).toBe(0);
     });
-    expect(await agent.addRemote(alive?.metadata ?? new Uint8Array())).toBe(alive?.name);
-    await transport.close();
-    expect(await alive?.end()).toBe(0);
-  });
-});
+  },
+);

@@ -9,9 +9,14 @@ const LENGTH = 48 << 20;
 const hash = (bytes: Uint8Array) => createHash("sha256").update(bytes).digest("hex");
 const text = (payload: string) => Buffer.from(payload, "base64").toString();
 
-/** Tests of two processes that every backend must pass. `missing` is the reason why the backend is not available. */
+/**
+ * Tests of two processes that every backend must pass. `missing` is the reason why the backend is
+ * not available.
+ */
 export function twoProcessTests(backend: "UCX" | "LIBFABRIC", missing: string | undefined): void {
-  describe.skipIf(missing)(`two processes over ${backend} (${missing ?? "found"})`, () => between(backend));
+  describe.skipIf(missing)(`two processes over ${backend} (${missing ?? "found"})`, () =>
+    between(backend),
+  );
 }
 
 function between(backend: string): void {
@@ -37,7 +42,9 @@ function between(backend: string): void {
     expect(await owner?.end()).toBe(0);
   });
 
-  async function prepare(...rows: [offset: number, length: number, stride: number, count: number][]) {
+  async function prepare(
+    ...rows: [offset: number, length: number, stride: number, count: number][]
+  ) {
     const table = (base: number) => ({
       memoryType: "DRAM" as const,
       rows: Float64Array.from(
@@ -86,8 +93,13 @@ function between(backend: string): void {
     );
     expect(local.count).toBe(5);
     const ids = Int32Array.of(4, 0, 3, 1, 2);
-    const result = await agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids })
-      .done;
+    const result = await agent.transfer({
+      operation: "READ",
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+    }).done;
     expect(result).toMatchObject({ lengthBytes: LENGTH, descriptorCount: 5 });
     expect(hash(memory.bytes)).toBe(await owner.ask("hash"));
   });
@@ -108,21 +120,33 @@ function between(backend: string): void {
     await agent.transfer({ ...request, remoteIds: Int32Array.of(9, 0) }).done;
     const moved = (index: number) => memory.bytes.subarray(index * 8192, index * 8192 + 4096);
     const kept = memory.bytes.slice(0, 1 << 20);
-    for (const index of [3, 9]) kept.set(before.subarray(index * 8192, index * 8192 + 4096), index * 8192);
+    for (const index of [3, 9])
+      kept.set(before.subarray(index * 8192, index * 8192 + 4096), index * 8192);
     expect(hash(kept)).toBe(hash(before));
     expect(hash(moved(3))).not.toBe(hash(before.subarray(3 * 8192, 3 * 8192 + 4096)));
     // Read again to other places: the bytes are what the other process holds.
     const [three, nine] = [hash(moved(3)), hash(moved(9))];
-    await agent.transfer({ ...request, localIds: Int32Array.of(0, 1), remoteIds: Int32Array.of(9, 0) }).done;
+    await agent.transfer({
+      ...request,
+      localIds: Int32Array.of(0, 1),
+      remoteIds: Int32Array.of(9, 0),
+    }).done;
     expect([hash(moved(0)), hash(moved(1))]).toEqual([three, nine]);
   });
 
   test("notifications arrive in order and once each: with a transfer, alone, empty, binary and large", async () => {
     const { local, remote } = await prepare([0, 4096, 4096, 4]);
-    const request = { operation: "READ", local, localIds: all(4), remote, remoteIds: all(4) } as const;
+    const request = {
+      operation: "READ",
+      local,
+      localIds: all(4),
+      remote,
+      remoteIds: all(4),
+    } as const;
     await agent.transfer({ ...request, notification: Buffer.from("rider") }).done;
     expect(await next()).toEqual({ from: agent.name, text: "rider" });
-    await agent.transfer({ ...request, notification: Buffer.from("revocable"), timeoutMs: 60_000 }).done;
+    await agent.transfer({ ...request, notification: Buffer.from("revocable"), timeoutMs: 60_000 })
+      .done;
     expect(await next()).toEqual({ from: agent.name, text: "revocable" });
     const payloads = [
       new Uint8Array(0),
@@ -138,7 +162,9 @@ function between(backend: string): void {
   });
 
   test("an idle agent receives a notification", async () => {
-    await owner.ask("addRemote", { text: Buffer.from(await agent.localMetadata()).toString("base64") });
+    await owner.ask("addRemote", {
+      text: Buffer.from(await agent.localMetadata()).toString("base64"),
+    });
     const inbox = agent.notifications();
     const waiting = inbox.next();
     await owner.ask("notify", { to: agent.name, text: "hello" });
@@ -152,14 +178,27 @@ function between(backend: string): void {
     const { local, remote } = await prepare([0, 4096, 4096, LENGTH / 4096]);
     const ids = scattered(LENGTH / 4096, 2741);
     const first = async () => {
-      const big = agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids });
-      const small = agent.transfer({ operation: "READ", local, localIds: all(1), remote, remoteIds: all(1) });
+      const big = agent.transfer({
+        operation: "READ",
+        local,
+        localIds: ids,
+        remote,
+        remoteIds: ids,
+      });
+      const small = agent.transfer({
+        operation: "READ",
+        local,
+        localIds: all(1),
+        remote,
+        remoteIds: all(1),
+      });
       const ends = [big.done.then(() => "big"), small.done.then(() => "small")];
       const winner = await Promise.race(ends);
       await Promise.all(ends);
       return winner;
     };
-    // On a busy machine this thread may be paused between the two calls for as long as the large transfer takes, but not every time.
+    // On a busy machine this thread may be paused between the two calls for as long as the large
+    // transfer takes, but not every time.
     const winners: string[] = [];
     while (winners.length < 10 && winners.at(-1) !== "small") winners.push(await first());
     expect(winners.at(-1)).toBe("small");
@@ -170,8 +209,17 @@ function between(backend: string): void {
     await agent.addRemote(doomed.metadata);
     const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, 256);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-    const remote = await agent.prepareRemote(doomed.name, { memoryType: "DRAM", rows: rows(doomed.address) });
-    const request = { operation: "READ", local, localIds: all(256), remote, remoteIds: all(256) } as const;
+    const remote = await agent.prepareRemote(doomed.name, {
+      memoryType: "DRAM",
+      rows: rows(doomed.address),
+    });
+    const request = {
+      operation: "READ",
+      local,
+      localIds: all(256),
+      remote,
+      remoteIds: all(256),
+    } as const;
     await agent.transfer(request).done;
     await doomed.kill();
     const { done, released } = agent.transfer({ ...request, notification: Buffer.from("never") });
@@ -189,7 +237,10 @@ function between(backend: string): void {
     expect(agent.telemetry()).toMatchObject({ transfersInFlight: 0 });
   });
 
-  /** A READ of one block. LIBFABRIC waits for 60 s in the first post to a peer that dies before it has answered NIXL's handshake. */
+  /**
+   * A READ of one block. LIBFABRIC waits for 60 s in the first post to a peer that dies before it
+   * has answered NIXL's handshake.
+   */
   const connect = async (local: PreparedList, remote: PreparedList) =>
     void (await agent.transfer({
       operation: "READ",
@@ -247,7 +298,10 @@ function between(backend: string): void {
     await agent.addRemote(doomed.metadata);
     const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, LENGTH / 4096);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-    const remote = await agent.prepareRemote(doomed.name, { memoryType: "DRAM", rows: rows(doomed.address) });
+    const remote = await agent.prepareRemote(doomed.name, {
+      memoryType: "DRAM",
+      rows: rows(doomed.address),
+    });
     const ids = scattered(LENGTH / 4096, 2741);
     await connect(local, remote);
     const transfers = (["READ", "WRITE", "READ"] as const).map((operation) =>

@@ -18,7 +18,11 @@ import { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
 import { loadPlot } from "../load/load-plot.js";
 import { loadReport, loadText } from "../load/load-report.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
   prefill: string;
@@ -54,7 +58,12 @@ export function addDecode(program: Command): void {
     .option("--rate <n>", "requests started per second; no limit when absent", positiveNumber)
     .option("--duration <time>", "end after this time, such as 90s or 2m", duration)
     .option("--requests <n>", "end after this number; 20 when no duration is given either", count)
-    .option("--abort <share>", "share of requests that are aborted during their read, such as 5%", share, 0)
+    .option(
+      "--abort <share>",
+      "share of requests that are aborted during their read, such as 5%",
+      share,
+      0,
+    )
     .option(
       "--no-notify <share>",
       "share of requests that are read without notifying prefill, such as 1%: their blocks stay for a lease",
@@ -71,7 +80,11 @@ export function addDecode(program: Command): void {
     .option("--max-p99 <ms>", "limit of the p99 of reading", count)
     .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
     .optionsGroup("Side channel:")
-    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option(
+      "--side-channel-host <host>",
+      "host at which a server that pushes reaches this one",
+      "127.0.0.1",
+    )
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
     .optionsGroup("Options:")

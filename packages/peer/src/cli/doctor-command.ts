@@ -1,5 +1,13 @@
 import { KvError } from "@kv/interface";
-import { count, duration, hostAndPort, listOf, oneOf, printDoctorReport, refuseValue } from "@kv/program";
+import {
+  count,
+  duration,
+  hostAndPort,
+  listOf,
+  oneOf,
+  printDoctorReport,
+  refuseValue,
+} from "@kv/program";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
@@ -7,7 +15,11 @@ import { readTarget } from "../doctor/target.js";
 import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions, GroupsOptions {
   prefill: string;
@@ -52,19 +64,40 @@ export function addDoctor(program: Command): void {
     )
     .option("--decode <target>", "the decode server, likewise; without it only prefill is checked")
     .option("--tp <n>", "tensor-parallel size of both, where they do not announce it", count)
-    .option("--prefill-tp <n>", "tensor-parallel size of prefill, in place of the announced one", count)
-    .option("--decode-tp <n>", "tensor-parallel size of decode, in place of the announced one", count)
-    .option("--prefill-side-channel <host:port>", "side channel of prefill, if not announced", hostAndPort)
-    .option("--decode-side-channel <host:port>", "side channel of decode, if not announced", hostAndPort)
+    .option(
+      "--prefill-tp <n>",
+      "tensor-parallel size of prefill, in place of the announced one",
+      count,
+    )
+    .option(
+      "--decode-tp <n>",
+      "tensor-parallel size of decode, in place of the announced one",
+      count,
+    )
+    .option(
+      "--prefill-side-channel <host:port>",
+      "side channel of prefill, if not announced",
+      hostAndPort,
+    )
+    .option(
+      "--decode-side-channel <host:port>",
+      "side channel of decode, if not announced",
+      hostAndPort,
+    )
     .addOption(handshakeKeyOption())
     .optionsGroup("Checks:")
-    .option("--no-ask", "send no prompt of two tokens; the servers do not announce their side channels then")
+    .option(
+      "--no-ask",
+      "send no prompt of two tokens; the servers do not announce their side channels then",
+    )
     .option("--no-bytes", "read no memory of the servers")
     .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
     .option("--write", "write prefill's null blocks back as they were read")
     .option("--backend <names>", "NIXL backends, separated by commas", listOf(String))
     .addOption(
-      new Option("--lease <time>", "kv_lease_duration of prefill").argParser(duration).default(30_000, "30s"),
+      new Option("--lease <time>", "kv_lease_duration of prefill")
+        .argParser(duration)
+        .default(30_000, "30s"),
     )
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .optionsGroup("Model, where a check needs it:")
@@ -114,7 +147,11 @@ async function runDoctor(options: Options): Promise<PairReport> {
     leaseMs: options.lease,
     timeoutMs: options.timeout,
     bytes: options.bytes
-      ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
+      ? {
+          limitBytes: options.limitMib * 2 ** 20,
+          write: options.write === true,
+          backends: options.backend,
+        }
       : undefined,
   });
 }
@@ -129,11 +166,17 @@ function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
   );
 }
 
-/** The factors of the compatibility hash that were given, by vLLM's names. A factor that was not given is absent. */
+/**
+ * The factors of the compatibility hash that were given, by vLLM's names. A factor that was not
+ * given is absent.
+ */
 function factorsOf(options: Options): Record<string, unknown> {
   const { dtype } = options;
   if (dtype !== undefined && !/^(torch\.)?(bfloat16|float16|float32)$/.test(dtype)) {
-    throw new KvError("KV_CONFIG_INVALID", `--dtype is "${dtype}"; it must be bfloat16, float16 or float32`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--dtype is "${dtype}"; it must be bfloat16, float16 or float32`,
+    );
   }
   const factors = {
     model: options.model,

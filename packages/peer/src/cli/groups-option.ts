@@ -13,7 +13,10 @@ export interface GroupsOptions {
 /** `--config` and `--groups`: the KV cache groups of an engine, which handshakes do not carry. */
 export function addGroupsOptions(command: Command): Command {
   return command
-    .option("--config <file>", "config.json of the model: the kinds of its KV cache groups follow from it")
+    .option(
+      "--config <file>",
+      "config.json of the model: the kinds of its KV cache groups follow from it",
+    )
     .addOption(
       new Option(
         "--groups <kinds>",
@@ -22,8 +25,14 @@ export function addGroupsOptions(command: Command): Command {
     );
 }
 
-/** The groups that the flags give; undefined where none does. Errors: `KV_CONFIG_INVALID` for both flags; those of `groupsOfConfig`. */
-export async function givenGroups({ groups, config }: GroupsOptions): Promise<GivenGroups | undefined> {
+/**
+ * The groups that the flags give; undefined where none does. Errors: `KV_CONFIG_INVALID` for both
+ * flags; those of `groupsOfConfig`.
+ */
+export async function givenGroups({
+  groups,
+  config,
+}: GroupsOptions): Promise<GivenGroups | undefined> {
   if (config === undefined) return groups;
   if (groups === undefined) return await groupsOfConfig(config);
   throw new KvError(

@@ -6,7 +6,11 @@ import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions, GroupsOptions {
   from: string;
@@ -27,7 +31,12 @@ export function addPrefill(program: Command): void {
     .option("--host <host>", "address to listen on", "127.0.0.1")
     .option("--port <port>", "HTTP port; 0 takes a free one", port, 8100)
     .option("--side-channel-host <host>", "host that decode workers shake hands with", "127.0.0.1")
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 5600)
+    .option(
+      "--side-channel-port <port>",
+      "port of the side channel; 0 takes a free one",
+      port,
+      5600,
+    )
     .addOption(handshakeKeyOption())
     .addOption(
       new Option("--lease <time>", "how long blocks are kept for a decode worker")
@@ -66,7 +75,9 @@ async function serve(options: Options): Promise<void> {
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;
   const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   const url = await app.listen({ host: options.host, port: options.port });
-  print(`kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`);
+  print(
+    `kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`,
+  );
   const stop = async () => {
     await app.close();
     await prefill.close();

@@ -7,7 +7,11 @@ import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface RecordFlags extends SideChannelOptions, GroupsOptions {
   prefill: string;
@@ -38,7 +42,11 @@ export function addRecord(program: Command): void {
     )
     .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16);
   addGroupsOptions(command)
-    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option(
+      "--side-channel-host <host>",
+      "host at which a server that pushes reaches this one",
+      "127.0.0.1",
+    )
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
     .action(runRecord);
@@ -85,11 +93,10 @@ export function addDiff(program: Command): void {
     .argument("<one>", "folder of a recording")
     .argument("<other>", "folder of another recording")
     .addOption(
-      new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices([
-        "float32",
-        "float16",
-        "bfloat16",
-      ]),
+      new Option(
+        "--type <type>",
+        "type of the values in KV; bytes are compared when absent",
+      ).choices(["float32", "float16", "bfloat16"]),
     )
     .option("--tolerance <x>", "largest difference of two values that counts as equal", number);
   addGroupsOptions(command).option("--json", "print JSON").action(runDiff);

@@ -16,8 +16,13 @@ export function handshakeKeyOption(): Option {
   );
 }
 
-/** The side channel of a command. Its warnings go to stderr. Errors: `KV_CONFIG_INVALID` for a key file that cannot be used. */
-export function openSideChannel({ handshakeKeyFile }: SideChannelOptions): SideChannel & AsyncDisposable {
+/**
+ * The side channel of a command. Its warnings go to stderr. Errors: `KV_CONFIG_INVALID` for a key
+ * file that cannot be used.
+ */
+export function openSideChannel({
+  handshakeKeyFile,
+}: SideChannelOptions): SideChannel & AsyncDisposable {
   const sideChannel = zmqSideChannel({
     log: {
       ...silentLog,

@@ -30,7 +30,9 @@ export function addTrace(program: Command): void {
       const trace = chooseRequest(traces, request);
       if (svg !== undefined)
         await writeFile(svg, traceSvg(trace), { mode: 0o600 }).catch((cause: unknown) => {
-          throw new KvError("KV_CONFIG_INVALID", `${svg} cannot be written: ${String(cause)}`, { cause });
+          throw new KvError("KV_CONFIG_INVALID", `${svg} cannot be written: ${String(cause)}`, {
+            cause,
+          });
         });
       print(traceText(trace));
       if (traces.length > 1) print(`${traces.length - 1} more requests in ${file}\n`);

@@ -6,7 +6,11 @@ import { EngineServer } from "../http/engine-server.js";
 import { laneEvidence } from "../verify/lane-evidence.js";
 import { verify } from "../verify/verify.js";
 import { verifyText } from "../verify/verify-report.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
   prefill: string[];
@@ -42,7 +46,12 @@ export function addVerify(program: Command): void {
     .addOption(handshakeKeyOption())
     .optionsGroup("Prompts:")
     .option("--requests <n>", "prompts to send, one after another", count, 8)
-    .option("--prompt-tokens <n>", "their length; longer ones time the transfers better", count, 512)
+    .option(
+      "--prompt-tokens <n>",
+      "their length; longer ones time the transfers better",
+      count,
+      512,
+    )
     .option("--output-tokens <n>", "tokens of each answer", count, 8)
     .addOption(
       new Option("--free-within <time>", "how long the servers may take to free the blocks")
@@ -61,10 +70,12 @@ export function addVerify(program: Command): void {
 }
 
 async function run(url: string, options: Options): Promise<void> {
-  const serversOf = (urls: readonly string[]) => urls.map((each) => new EngineServer(serverUrl(each)));
+  const serversOf = (urls: readonly string[]) =>
+    urls.map((each) => new EngineServer(serverUrl(each)));
   const [prefill, decode] = [serversOf(options.prefill), serversOf(options.decode)];
   const [p, d] = [prefill[0], decode[0]];
-  if (p === undefined || d === undefined) throw new KvError("KV_CONFIG_INVALID", "no servers were given");
+  if (p === undefined || d === undefined)
+    throw new KvError("KV_CONFIG_INVALID", "no servers were given");
   await using sideChannel = options.bytes ? openSideChannel(options) : undefined;
   const lane = await laneEvidence({
     servers: { prefill: p, decode: d },

@@ -2,7 +2,16 @@ import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { count, duration, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
+import {
+  count,
+  duration,
+  httpUrl,
+  number,
+  onInterrupt,
+  port,
+  print,
+  printError,
+} from "@kv/program";
 import { type Command, Option } from "commander";
 import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
@@ -15,7 +24,11 @@ import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface WatchFlags extends SideChannelOptions, GroupsOptions {
   pair: string[];
@@ -36,7 +49,10 @@ interface WatchFlags extends SideChannelOptions, GroupsOptions {
 
 /** Differences that another order of additions explains, for values of KV of about 10. */
 const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
-/** Limits of the listener for metrics. They are enough for some Prometheus servers, and for a person who looks. */
+/**
+ * Limits of the listener for metrics. They are enough for some Prometheus servers, and for a person
+ * who looks.
+ */
 export const WATCH_METRICS_LIMITS = {
   maxConnections: 32,
   maxConnectionsPerAddress: 16,
@@ -62,9 +78,14 @@ export function addWatch(program: Command): void {
       "a recording of the same version whose first prompt is the canary (default: the first prefill server that answers is the reference)",
     )
     .addOption(
-      new Option("--interval <time>", "time between two rounds").argParser(duration).default(60_000, "60s"),
+      new Option("--interval <time>", "time between two rounds")
+        .argParser(duration)
+        .default(60_000, "60s"),
     )
-    .option("--once", "one round; exit code 1 when it finds something, 2 when a server does not answer")
+    .option(
+      "--once",
+      "one round; exit code 1 when it finds something, 2 when a server does not answer",
+    )
     .option(
       "--prompt-tokens <n>",
       "tokens of the canary; a multiple of the block size covers every block",
@@ -73,9 +94,10 @@ export function addWatch(program: Command): void {
     )
     .option("--output-tokens <n>", "tokens that the decode server generates", count, 8)
     .addOption(
-      new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices(
-        Object.keys(TOLERANCES),
-      ),
+      new Option(
+        "--type <type>",
+        "type of the values in KV; bytes are compared when absent",
+      ).choices(Object.keys(TOLERANCES)),
     )
     .option(
       "--tolerance <x>",
@@ -83,11 +105,19 @@ export function addWatch(program: Command): void {
       number,
     );
   addGroupsOptions(command)
-    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option(
+      "--side-channel-host <host>",
+      "host at which a server that pushes reaches this one",
+      "127.0.0.1",
+    )
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
     .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
-    .option("--metrics-port <port>", "serve Prometheus metrics at /metrics; 0 takes a free port", port)
+    .option(
+      "--metrics-port <port>",
+      "serve Prometheus metrics at /metrics; 0 takes a free port",
+      port,
+    )
     .option("--webhook <url>", "POST each new finding as JSON", httpUrl)
     .option("--json", "print one line of JSON per round")
     .action(watch);
@@ -158,7 +188,10 @@ async function readReference(flags: WatchFlags): Promise<{
   const { against, promptTokens } = flags;
   const groups = await givenGroups(flags);
   if (against === undefined) {
-    const prompt = Array.from({ length: promptTokens }, (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10);
+    const prompt = Array.from(
+      { length: promptTokens },
+      (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10,
+    );
     return { prompt, reference: undefined, groups };
   }
   const recording = await openRecording(against);

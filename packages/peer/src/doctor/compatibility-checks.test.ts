@@ -43,7 +43,11 @@ const OTHERS: readonly [factor: string, value?: unknown, known?: Factors][] = [
   ["num_hidden_layers", 61],
   ["num_kv_heads", 12],
   ["speculative_config", MTP],
-  ["speculative_config", EAGLE, { speculative_config: { method: "eagle3", model: "org/tiny-eagle" } }],
+  [
+    "speculative_config",
+    EAGLE,
+    { speculative_config: { method: "eagle3", model: "org/tiny-eagle" } },
+  ],
   ["transfer_mode", "push"],
   ["vllm_version", undefined],
   ["nixl_connector_version", undefined],
@@ -60,7 +64,12 @@ const factorsOf = (version: VllmVersion): Factors => {
 };
 
 /** A server that announces its factors, or only their hash, as vLLM does. */
-function server(role: Role, version: VllmVersion, factors: Factors, announces: boolean): ServerFacts {
+function server(
+  role: Role,
+  version: VllmVersion,
+  factors: Factors,
+  announces: boolean,
+): ServerFacts {
   const payload = decodeHandshakePayload(
     encodeHandshakePayload({
       compatibilityHash: compatibilityHash(factors),
@@ -112,14 +121,20 @@ describe.each(VLLM_VERSIONS)("field.md P4: vLLM $version", (version) => {
     "vllm#49230: %s is %j at one server alone: the check names it",
     (...[factor, value, known]) => {
       const next = VLLM_VERSIONS.find((each) => each.version !== version.version) ?? version;
-      const other = { vllm_version: next.version, nixl_connector_version: version.connectorVersion + 1 };
+      const other = {
+        vllm_version: next.version,
+        nixl_connector_version: version.connectorVersion + 1,
+      };
       const theirs = { ...ours, [factor]: value ?? other[factor as keyof typeof other] };
       const texts = [
         found(version, "prefill", { prefill: ours, decode: theirs }, known),
         found(version, "decode", { prefill: theirs, decode: ours }, known),
       ];
       for (const text of texts) {
-        const names = Array.from(text.matchAll(/(\w+) is .*? at prefill and /g), ([, name]) => name);
+        const names = Array.from(
+          text.matchAll(/(\w+) is .*? at prefill and /g),
+          ([, name]) => name,
+        );
         const guessed = Array.from(text.matchAll(/(\w+) is \S+ here and /g), ([, name]) => name);
         expect([...names, ...guessed], text).toEqual([factor]);
       }
@@ -149,10 +164,13 @@ test.each([
   ["revision", "main"],
   ["parallel_drafting", true],
   ["kv_cache_dtype", "fp8"],
-])("vllm#49230: two EAGLE servers that differ in %s: the check names speculative_config", (member, value) => {
-  const ours = { ...factorsOf(newest), speculative_config: EAGLE };
-  const theirs = { ...ours, speculative_config: { ...EAGLE, [member]: value } };
-  const known = { speculative_config: { method: "eagle3", model: "org/tiny-eagle" } };
-  const text = found(newest, "decode", { prefill: theirs, decode: ours }, known);
-  expect(text).toMatch(/speculative_config is /);
-});
+])(
+  "vllm#49230: two EAGLE servers that differ in %s: the check names speculative_config",
+  (member, value) => {
+    const ours = { ...factorsOf(newest), speculative_config: EAGLE };
+    const theirs = { ...ours, speculative_config: { ...EAGLE, [member]: value } };
+    const known = { speculative_config: { method: "eagle3", model: "org/tiny-eagle" } };
+    const text = found(newest, "decode", { prefill: theirs, decode: ours }, known);
+    expect(text).toMatch(/speculative_config is /);
+  },
+);

@@ -26,7 +26,10 @@ export interface CompatibilityFindings {
   readonly factors: { readonly prefill: Factors; readonly decode: Factors };
 }
 
-/** Compares the two compatibility hashes and finds the factor that differs; only digests cross the wire. */
+/**
+ * Compares the two compatibility hashes and finds the factor that differs; only digests cross the
+ * wire.
+ */
 export function compatibilityChecks(
   prefill: ServerFacts,
   decode: ServerFacts | undefined,
@@ -40,7 +43,10 @@ export function compatibilityChecks(
   const decodeFactors = factorsOf(decode, options);
   if (decode.payload !== undefined) checks.push(factorCheck(decode, decodeFactors));
   if (prefill.payload !== undefined && decode.payload !== undefined) {
-    const hashes = { prefill: prefill.payload.compatibilityHash, decode: decode.payload.compatibilityHash };
+    const hashes = {
+      prefill: prefill.payload.compatibilityHash,
+      decode: decode.payload.compatibilityHash,
+    };
     checks.push(
       pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors, {
         prefill: candidatesOf(prefill, options),
@@ -52,7 +58,10 @@ export function compatibilityChecks(
 }
 
 /** What is known of a server beside its hash: values to try for its factors. */
-function candidatesOf(server: ServerFacts, { knownFactors }: CompatibilityOptions): FactorCandidates {
+function candidatesOf(
+  server: ServerFacts,
+  { knownFactors }: CompatibilityOptions,
+): FactorCandidates {
   const { speculative_config, ...others } = knownFactors;
   const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
   const known = Object.entries(others).map(([name, value]) => [name, [value].flat()] as const);
@@ -63,17 +72,25 @@ function candidatesOf(server: ServerFacts, { knownFactors }: CompatibilityOption
     ...Object.fromEntries(known),
     model: [...new Set([...models, ...models.flatMap((name) => [...modelForms(name)])])],
     speculative_config: given,
-    ...(server.metadata === undefined ? {} : { attn_backend_name: [server.metadata.attentionBackend] }),
+    ...(server.metadata === undefined
+      ? {}
+      : { attn_backend_name: [server.metadata.attentionBackend] }),
   };
 }
 
 const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** `announced`: the server sent its factors (an engine of this project). `search`: they were found by trying. */
+/**
+ * `announced`: the server sent its factors (an engine of this project). `search`: they were found
+ * by trying.
+ */
 type Found = HashSearch & { readonly source: "announced" | "search" };
 
-function factorsOf(server: ServerFacts, { knownFactors, tpOf }: CompatibilityOptions): Found | undefined {
+function factorsOf(
+  server: ServerFacts,
+  { knownFactors, tpOf }: CompatibilityOptions,
+): Found | undefined {
   const { payload, metadata, metadataFields = [] } = server;
   if (payload === undefined) return undefined;
   const announced = payload.extension?.factors;
@@ -99,7 +116,11 @@ function factorsOf(server: ServerFacts, { knownFactors, tpOf }: CompatibilityOpt
 
 function factorCheck({ role, payload }: ServerFacts, found: Found | undefined): Check {
   const hash = payload?.compatibilityHash ?? "";
-  const about = { id: `compatibility.${role}`, area: "compatibility" as const, title: `hash of ${role}` };
+  const about = {
+    id: `compatibility.${role}`,
+    area: "compatibility" as const,
+    title: `hash of ${role}`,
+  };
   if (found?.factors === undefined) {
     return {
       ...about,
@@ -127,7 +148,11 @@ function pairCheck(
   decode: Factors,
   candidates: Readonly<Record<Role, FactorCandidates>>,
 ): Check {
-  const about = { id: "compatibility.pair", area: "compatibility" as const, title: "the two hashes" };
+  const about = {
+    id: "compatibility.pair",
+    area: "compatibility" as const,
+    title: "the two hashes",
+  };
   if (hashes.prefill === hashes.decode) return { ...about, status: "ok", found: "equal" };
   const { differences, text } = explainDifference(hashes, prefill, decode, candidates);
   return {
@@ -151,10 +176,19 @@ function explainDifference(
     return { differences, text: list(differences) };
   }
   // When only one server's factors are known, the other hash is searched among similar factors.
-  if (decode !== undefined) return explainCompatibility(decode, { hash: hashes.prefill }, candidates.prefill);
+  if (decode !== undefined)
+    return explainCompatibility(decode, { hash: hashes.prefill }, candidates.prefill);
   if (prefill !== undefined) {
-    const { differences, text } = explainCompatibility(prefill, { hash: hashes.decode }, candidates.decode);
-    const swapped = differences.map(({ factor, ours, theirs }) => ({ factor, ours: theirs, theirs: ours }));
+    const { differences, text } = explainCompatibility(
+      prefill,
+      { hash: hashes.decode },
+      candidates.decode,
+    );
+    const swapped = differences.map(({ factor, ours, theirs }) => ({
+      factor,
+      ours: theirs,
+      theirs: ours,
+    }));
     return { differences: swapped, text: swapped.length === 0 ? text : list(swapped) };
   }
   return {
@@ -181,7 +215,8 @@ const FIXES: Readonly<Record<string, string>> = {
   revision:
     "start both servers with one --revision: they have loaded different weights, and D would go on from KV of others",
   code_revision: "start both servers with one --code-revision",
-  model: "start both servers with the same --model string: the hash contains the string, not the weights",
+  model:
+    "start both servers with the same --model string: the hash contains the string, not the weights",
   dtype: "give both the same --dtype",
   attn_backend_name: "give both the same attention backend (--attention-backend)",
   cache_dtype: "give both the same --kv-cache-dtype",
@@ -192,7 +227,9 @@ const FIXES: Readonly<Record<string, string>> = {
 
 function fixOf(differences: readonly FactorDifference[]): string {
   const fixes = [
-    ...new Set(differences.map(({ factor }) => FIXES[factor] ?? `make ${factor} equal on both sides`)),
+    ...new Set(
+      differences.map(({ factor }) => FIXES[factor] ?? `make ${factor} equal on both sides`),
+    ),
   ];
   const last =
     'or set "enforce_handshake_compat": false in kv_connector_extra_config of decode, at your own risk';

@@ -14,11 +14,16 @@ export const NO_HTTP_FACTS: HttpFacts = {
   remotePrefill: undefined,
 };
 
-/** The shortest possible prompt. The server keeps its block until it is notified or the lease ends. */
+/**
+ * The shortest possible prompt. The server keeps its block until it is notified or the lease ends.
+ */
 const PROBE_PROMPT = [20, 30];
 const DATE_HEADER_RESOLUTION_MS = 1000;
 
-/** Reads what a server announces over HTTP. `ask`: send a prefill request of two tokens, whose answer has the side channel's address. */
+/**
+ * Reads what a server announces over HTTP. `ask`: send a prefill request of two tokens, whose
+ * answer has the side channel's address.
+ */
 export async function checkHttp(
   role: Role,
   server: EngineServer,
@@ -37,13 +42,18 @@ export async function checkHttp(
 
   const vllmVersion = await server.version().catch(() => undefined);
   if (vllmVersion === undefined)
-    checks.add("version", { title: "version", status: "note", found: "the server has no /version" });
+    checks.add("version", {
+      title: "version",
+      status: "note",
+      found: "the server has no /version",
+    });
   else checks.add("version", { title: "version", status: "ok", found: vllmVersion });
 
   const model = await readModel(server, checks);
   const { cacheSettings, queueTime } = await readMetrics(server, checks);
   const wallClockMs = await readWallClock(server);
-  const remotePrefill = ask && model !== undefined ? await askForBlocks(role, server, checks) : undefined;
+  const remotePrefill =
+    ask && model !== undefined ? await askForBlocks(role, server, checks) : undefined;
   const facts = { vllmVersion, model, cacheSettings, queueTime, wallClockMs, remotePrefill };
   return { facts, checks: checks.all };
 }
@@ -52,8 +62,14 @@ async function readModel(server: EngineServer, checks: ServerChecks): Promise<Ht
   const title = "model";
   try {
     const model = await server.model();
-    const root = model.root === undefined || model.root === model.id ? "" : `, started as "${model.root}"`;
-    checks.add("model", { title, status: "ok", found: `"${model.id}"${root}`, details: { ...model } });
+    const root =
+      model.root === undefined || model.root === model.id ? "" : `, started as "${model.root}"`;
+    checks.add("model", {
+      title,
+      status: "ok",
+      found: `"${model.id}"${root}`,
+      details: { ...model },
+    });
     return model;
   } catch (error) {
     const found = (error as Error).message;
@@ -82,7 +98,12 @@ async function readMetrics(
       fix: "see the server's log: failed transfers and handshakes have a failure_type, expired requests their id",
       details: { failures, expired },
     });
-  } else checks.add("metrics", { title, status: "ok", found: "no failed transfers, no expired requests" });
+  } else
+    checks.add("metrics", {
+      title,
+      status: "ok",
+      found: "no failed transfers, no expired requests",
+    });
   const p99Seconds = samples?.quantile(QUEUE_TIME, 0.99);
   return {
     cacheSettings: samples?.labels("vllm:cache_config_info"),
@@ -96,7 +117,10 @@ async function readMetrics(
 async function readWallClock(server: EngineServer): Promise<HttpFacts["wallClockMs"]> {
   const date = await server.date().catch(() => undefined);
   if (date === undefined) return undefined;
-  return { least: date.theirsMs - date.toMs, most: date.theirsMs + DATE_HEADER_RESOLUTION_MS - date.fromMs };
+  return {
+    least: date.theirsMs - date.toMs,
+    most: date.theirsMs + DATE_HEADER_RESOLUTION_MS - date.fromMs,
+  };
 }
 
 /** Sends a prefill request; the answer is what a decode worker would get. */
@@ -108,7 +132,8 @@ async function askForBlocks(
   const title = "kv_transfer_params";
   try {
     const params = readRemotePrefill(await server.prefill(PROBE_PROMPT));
-    const { remoteEngineId, remoteHost, remotePort, tpSize, ppSize, dcpSize, transferMode } = params;
+    const { remoteEngineId, remoteHost, remotePort, tpSize, ppSize, dcpSize, transferMode } =
+      params;
     checks.add("transfer-params", {
       title,
       status: "ok",

@@ -2,10 +2,17 @@ import { expect, test } from "vitest";
 import { leaseChecks } from "./lease-check.js";
 
 const look = (p99Seconds: number, leaseMs?: number) =>
-  leaseChecks({ remotePrefill: undefined }, { queueTime: { requests: 200, p99Seconds } }, leaseMs)[0];
+  leaseChecks(
+    { remotePrefill: undefined },
+    { queueTime: { requests: 200, p99Seconds } },
+    leaseMs,
+  )[0];
 
 test("a lease of twice the queue time is enough, and a shorter one is not", () => {
-  expect(look(15)).toMatchObject({ status: "ok", found: expect.stringContaining("a lease lasts 30 s") });
+  expect(look(15)).toMatchObject({
+    status: "ok",
+    found: expect.stringContaining("a lease lasts 30 s"),
+  });
   expect(look(15, 29_000)).toMatchObject({
     status: "warn",
     found: expect.stringContaining(

@@ -7,8 +7,9 @@ const DEFAULT_LEASE_MS = 30_000;
 const MARGIN = 2;
 
 /**
- * Compares the lease with the time that requests wait in the decode server's queue. P keeps a request's blocks for a lease. In pull, heartbeats of D
- * extend it while D's engine steps. In push, vLLM's heartbeats do not reach P's request (vllm-project/vllm#53244).
+ * Compares the lease with the time that requests wait in the decode server's queue. P keeps a
+ * request's blocks for a lease. In pull, heartbeats of D extend it while D's engine steps. In push,
+ * vLLM's heartbeats do not reach P's request (vllm-project/vllm#53244).
  */
 export function leaseChecks(
   prefill: Pick<ServerFacts, "remotePrefill">,
@@ -24,14 +25,22 @@ export function leaseChecks(
     ? `at most ${p99Seconds} s`
     : "longer than the metric's largest bucket";
   const waited = `99 % of ${requests} requests waited ${limit} in the queue`;
-  const details = { requests, p99Seconds: Number.isFinite(p99Seconds) ? p99Seconds : null, leaseSeconds };
+  const details = {
+    requests,
+    p99Seconds: Number.isFinite(p99Seconds) ? p99Seconds : null,
+    leaseSeconds,
+  };
   if (p99Seconds * MARGIN <= leaseSeconds)
-    return [{ ...about, status: "ok", found: `${waited}; a lease lasts ${leaseSeconds} s`, details }];
+    return [
+      { ...about, status: "ok", found: `${waited}; a lease lasts ${leaseSeconds} s`, details },
+    ];
   const isPush = prefill.remotePrefill?.transferMode === "push";
   const consequence = isPush
     ? "P frees the blocks of a request that waits longer, because vLLM's heartbeats do not extend a push lease"
     : "P frees the blocks of a request that waits longer, unless heartbeats of D arrive in time";
-  const wanted = Number.isFinite(p99Seconds) ? `to at least ${Math.ceil(p99Seconds * MARGIN)}` : "further";
+  const wanted = Number.isFinite(p99Seconds)
+    ? `to at least ${Math.ceil(p99Seconds * MARGIN)}`
+    : "further";
   return [
     {
       ...about,

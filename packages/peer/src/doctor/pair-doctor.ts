@@ -3,7 +3,11 @@ import { reportOfChecks } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { EngineServer } from "../http/engine-server.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
-import { HANDSHAKE_TIMEOUT_MS, readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
+import {
+  HANDSHAKE_TIMEOUT_MS,
+  readRankMetadata,
+  type SideChannelAddress,
+} from "../protocol/handshake.js";
 import { compatibilityChecks } from "./compatibility-checks.js";
 import { checkHttp, NO_HTTP_FACTS } from "./http-checks.js";
 import { leaseChecks } from "./lease-check.js";
@@ -29,15 +33,27 @@ export interface PairDoctorOptions {
   readonly prefillTp?: number | undefined;
   /** TP size of the decode server. @default as it announces, else 1 */
   readonly decodeTp?: number | undefined;
-  /** Side channels of servers that do not announce theirs. @default port 5600 of the target's host */
-  readonly sideChannels?: Readonly<Partial<Record<Role, SideChannelAddress | undefined>>> | undefined;
-  /** Whether each server gets a prompt of two tokens; without one it does not announce its side channel. @default true */
+  /**
+   * Side channels of servers that do not announce theirs. @default port 5600 of the target's host
+   */
+  readonly sideChannels?:
+    | Readonly<Partial<Record<Role, SideChannelAddress | undefined>>>
+    | undefined;
+  /**
+   * Whether each server gets a prompt of two tokens; without one it does not announce its side
+   * channel. @default true
+   */
   readonly ask?: boolean | undefined;
-  /** The kind of each KV cache group, where the handshake of the prefill server does not say it. @default undefined */
+  /**
+   * The kind of each KV cache group, where the handshake of the prefill server does not say it.
+   * @default undefined
+   */
   readonly groups?: GivenGroups | undefined;
   /** Known factors of the compatibility hash, by vLLM's names. @default undefined */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
-  /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000 */
+  /**
+   * `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000
+   */
   readonly leaseMs?: number | undefined;
   /** Limit of one handshake, in ms. @default 5_000 */
   readonly timeoutMs?: number | undefined;
@@ -49,8 +65,8 @@ export interface PairDoctorOptions {
 const DEFAULT_PORT = 5600;
 
 /**
- * Checks everything that a KV transfer between two servers depends on. Problems of the servers are part of the report and are not
- * thrown.
+ * Checks everything that a KV transfer between two servers depends on. Problems of the servers are
+ * part of the report and are not thrown.
  */
 export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport> {
   const checks: Check[] = [];
@@ -60,7 +76,8 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
       ? undefined
       : await examineServer("decode", options.decode, options.prefill, options, checks);
 
-  const givenTp = ({ role }: ServerFacts) => (role === "prefill" ? options.prefillTp : options.decodeTp);
+  const givenTp = ({ role }: ServerFacts) =>
+    role === "prefill" ? options.prefillTp : options.decodeTp;
   const tpOf = (server: ServerFacts) => givenTp(server) ?? server.remotePrefill?.tpSize ?? 1;
   const isTpKnown = (server: ServerFacts) =>
     givenTp(server) !== undefined || server.remotePrefill !== undefined;
@@ -89,7 +106,9 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   if (decode !== undefined) checks.push(...leaseChecks(prefill, decode, options.leaseMs));
   if (options.bytes !== undefined) {
     for (const server of servers)
-      checks.push(...(await memoryChecks(server, await readAllRanks(server, options), options.bytes)));
+      checks.push(
+        ...(await memoryChecks(server, await readAllRanks(server, options), options.bytes)),
+      );
   }
   return reportOfChecks(checks);
 }
@@ -121,20 +140,27 @@ async function examineServer(
   return { role, ...httpFacts, ...sideChannel.facts };
 }
 
-/** The address that peers use: the target itself, else the server's answer, else the user's, else vLLM's default port. */
+/**
+ * The address that peers use: the target itself, else the server's answer, else the user's, else
+ * vLLM's default port.
+ */
 function chooseAddress(
   target: Target,
   { remotePrefill }: HttpFacts,
   given: SideChannelAddress | undefined,
 ): SideChannelAddress & { readonly source: "server" | "user" | "default" } {
-  if (target.kind === "side-channel") return { host: target.host, port: target.port, source: "user" };
+  if (target.kind === "side-channel")
+    return { host: target.host, port: target.port, source: "user" };
   if (remotePrefill !== undefined)
     return { host: remotePrefill.remoteHost, port: remotePrefill.remotePort, source: "server" };
   if (given !== undefined) return { ...given, source: "user" };
   return { host: target.host, port: DEFAULT_PORT, source: "default" };
 }
 
-/** The metadata of all ranks that the server announced over HTTP: each keeps blocks for the doctor's prompt and must be notified. */
+/**
+ * The metadata of all ranks that the server announced over HTTP: each keeps blocks for the doctor's
+ * prompt and must be notified.
+ */
 export async function readAllRanks(
   { metadata, remotePrefill, address }: Pick<ServerFacts, "metadata" | "remotePrefill" | "address">,
   { sideChannel, timeoutMs }: Pick<PairDoctorOptions, "sideChannel" | "timeoutMs">,

@@ -9,7 +9,9 @@ const schemas = doctorSchemas(
   "prefill.side-channel",
 );
 
-/** One line of a report: a stable id, an area, a status, what was found, and what to do about it. */
+/**
+ * One line of a report: a stable id, an area, a status, what was found, and what to do about it.
+ */
 export type Check = z.infer<typeof schemas.check>;
 
 /** The JSON that `kv-peer doctor --json` prints. */

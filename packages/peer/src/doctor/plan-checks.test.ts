@@ -30,7 +30,8 @@ const sized = (factor: number) => ({
   blockStridesBytes: lengths(factor),
 });
 const options = { prefillTp: 1, decodeTp: 1, tpIsAssumed: false, numKvHeads: 4 };
-const plan = (p: ServerFacts, d: ServerFacts, more = {}) => planChecks(p, d, { ...options, ...more });
+const plan = (p: ServerFacts, d: ServerFacts, more = {}) =>
+  planChecks(p, d, { ...options, ...more });
 
 test("TP 1 to 2: each decode rank reads half of the heads, and prefill waits for both", () => {
   const [check] = plan(server("prefill"), server("decode", sized(0.5)), { decodeTp: 2 });
@@ -54,7 +55,9 @@ test("vllm#55434: the plan's check counts the descriptors of a request and what 
   );
   // 64 blocks: block 0 is never a request's, so 63 are left.
   const [small] = plan(server("prefill"), server("decode", pools));
-  expect(small?.found).toContain("descriptors are not counted: the pools are too small for 2048 tokens");
+  expect(small?.found).toContain(
+    "descriptors are not counted: the pools are too small for 2048 tokens",
+  );
 });
 
 test("different layouts are refused with both names", () => {
@@ -77,8 +80,14 @@ test("block lengths that do not match the TP sizes are refused", () => {
 test("pairs that vLLM cannot serve although a plan exists fail: more prefill ranks than KV heads, push with different block sizes", () => {
   const heads = plan(server("prefill", sized(0.25)), server("decode"), { prefillTp: 8 });
   expect(heads.at(-1)).toMatchObject({ id: "plan.vllm", status: "fail" });
-  const remotePrefill = { transferMode: "push", remoteBlockIds: [[1]] } as unknown as RemotePrefillParams;
-  const push = plan(server("prefill", { blockSize: 16, ...sized(0.5) }, { remotePrefill }), server("decode"));
+  const remotePrefill = {
+    transferMode: "push",
+    remoteBlockIds: [[1]],
+  } as unknown as RemotePrefillParams;
+  const push = plan(
+    server("prefill", { blockSize: 16, ...sized(0.5) }, { remotePrefill }),
+    server("decode"),
+  );
   expect(push.at(-1)?.found).toContain("push with kernel blocks of 16 and 32 tokens");
 });
 
@@ -131,11 +140,15 @@ test("field.md P3: several groups of attention are not planned on a guess", () =
   expect(plan(...pair)).toMatchObject([
     {
       status: "note",
-      found: expect.stringMatching(/no plan was tried: the engine has attention .* and 2 KV cache groups/),
+      found: expect.stringMatching(
+        /no plan was tried: the engine has attention .* and 2 KV cache groups/,
+      ),
       fix: expect.stringMatching(/--config .*--groups full,swa/),
     },
   ]);
-  expect(plan(...pair, { groups: ["full", "swa"] })).toMatchObject([{ id: "plan.built", status: "ok" }]);
+  expect(plan(...pair, { groups: ["full", "swa"] })).toMatchObject([
+    { id: "plan.built", status: "ok" },
+  ]);
 });
 
 test("field.md P5: a plan in the direct form is not said to need a pass", () => {
@@ -168,7 +181,11 @@ test.each<[string, Partial<AgentMetadata>, Partial<AgentMetadata>, number]>([
 
 const regions = METADATA.baseAddresses.map((_, region) => region);
 test.each<[string, Partial<AgentMetadata>, RegExp]>([
-  ["read-groups", { regionGroupIds: regions.map((region) => region % 2) }, /belong to other KV cache groups/],
+  [
+    "read-groups",
+    { regionGroupIds: regions.map((region) => region % 2) },
+    /belong to other KV cache groups/,
+  ],
   [
     "mixed-memory",
     { regionMemoryTypes: regions.map((region) => (region === 0 ? "DRAM" : "VRAM")) },

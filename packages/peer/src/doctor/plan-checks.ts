@@ -1,4 +1,11 @@
-import { assumedGroups, CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
+import {
+  assumedGroups,
+  CONVERSIONS,
+  hasMla,
+  type PairToPlan,
+  planRanks,
+  vllmLimit,
+} from "@kv/fleet";
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { postingLines, postingOf } from "@kv/kv-plan";
 import type { EngineTransferPlan } from "@kv/plan";
@@ -19,18 +26,33 @@ export interface PlanOptions {
   readonly groups?: GivenGroups | undefined;
 }
 
-/** Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers, and reports why a plan is refused. */
-export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: PlanOptions): Check[] {
+/**
+ * Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers,
+ * and reports why a plan is refused.
+ */
+export function planChecks(
+  prefill: ServerFacts,
+  decode: ServerFacts,
+  options: PlanOptions,
+): Check[] {
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
   const { prefillTp, decodeTp, cacheDtype } = options;
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const numGroups = prefill.remotePrefill?.remoteBlockIds.length ?? assumedGroups(remote).length;
-  const about = { id: "plan.built", area: "plan" as const, title: `TP ${prefillTp} to TP ${decodeTp}` };
+  const about = {
+    id: "plan.built",
+    area: "plan" as const,
+    title: `TP ${prefillTp} to TP ${decodeTp}`,
+  };
   const sizes = { prefillTp, decodeTp, numKvHeads };
   const planned = (groups: readonly KvCacheKind[]): PairToPlan => ({
-    ...{ prefill: remote, decode: local, ...sizes, groups, cacheDtype },
+    prefill: remote,
+    decode: local,
+    ...sizes,
+    groups,
+    cacheDtype,
   });
   const checks: Check[] = [];
   // vLLM's own checks need the number of the groups, MLA and states, which handshakes tell.
@@ -41,7 +63,11 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   } catch (thrown) {
     const { message, hint = "", code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
     checks.push({
-      ...{ ...about, status: "note", found: `no plan was tried: ${message}`, fix: hint, details: { code } },
+      ...about,
+      status: "note",
+      found: `no plan was tried: ${message}`,
+      fix: hint,
+      details: { code },
     });
   }
   const limit = vllmLimit(planned(groups), {
@@ -76,7 +102,9 @@ function tryPlan(
   if (tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
   if (numKvHeads === undefined && splitsHeads) assumed.push("the number of KV heads (--kv-heads)");
   if (cacheDtype === undefined && splitsHeads)
-    assumed.push("a cache whose blocks are split by head, as they are not with nvfp4 (--kv-cache-dtype)");
+    assumed.push(
+      "a cache whose blocks are split by head, as they are not with nvfp4 (--kv-cache-dtype)",
+    );
   const tail = assumed.length === 0 ? "" : `\nassumed: ${assumed.join(", ")}`;
   try {
     const found = [describe(planRanks(pair)), ...postings(pair)].join("\n");
@@ -102,7 +130,11 @@ function postings({
   try {
     const posting = postingOf(
       {
-        ...{ title: "pair", numKvHeads, groups, cacheDtype, assumed: [] },
+        title: "pair",
+        numKvHeads,
+        groups,
+        cacheDtype,
+        assumed: [],
         windowTokens: groups.map(() => undefined),
         prefill: ranksLike(prefill, prefillTp),
         decode: ranksLike(decode, decodeTp),
@@ -126,7 +158,8 @@ function describe(plans: readonly EngineTransferPlan[]): string {
   const [first] = plans;
   if (first === undefined) return "nothing to plan";
   const { sources, blockSizeRatio, form, localConsumers, notifyOnlyRanks } = first;
-  const heads = sources.length > 1 ? `heads of ${sources.length} prefill ranks` : "one prefill rank";
+  const heads =
+    sources.length > 1 ? `heads of ${sources.length} prefill ranks` : "one prefill rank";
   const blocks = blockSizeRatio > 1 ? `, ${blockSizeRatio} prefill blocks per decode block` : "";
   const pass = FORMS[form];
   const notified =

@@ -5,14 +5,18 @@ import { METADATA, REPLY } from "../../test/sample-recording.js";
 import { checkSideChannel, type SideChannelCheckOptions } from "./side-channel-checks.js";
 
 /** Answers at one host with these frames; every other host is unreachable. */
-function answering(at: string, frames: readonly Uint8Array[] = REPLY): SideChannel & { asked: Uint8Array[] } {
+function answering(
+  at: string,
+  frames: readonly Uint8Array[] = REPLY,
+): SideChannel & { asked: Uint8Array[] } {
   const asked: Uint8Array[] = [];
   return {
     asked,
     listen: () => Promise.reject(new Error("not used")),
     async request({ host, frames: [frame] }) {
       if (frame !== undefined) asked.push(frame);
-      if (host !== at) throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${host} cannot be reached`);
+      if (host !== at)
+        throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${host} cannot be reached`);
       return { frames, sentAtMs: 1, receivedAtMs: 2 };
     },
     close: async () => {},

@@ -15,7 +15,10 @@ export interface SideChannelCheckOptions {
   readonly role: Role;
   readonly sideChannel: SideChannel;
   readonly timeoutMs: number;
-  /** Where peers shake hands, and the source of the address: the server's answer, the user, or vLLM's default port. */
+  /**
+   * Where peers shake hands, and the source of the address: the server's answer, the user, or
+   * vLLM's default port.
+   */
   readonly address: SideChannelAddress & { readonly source: "server" | "user" | "default" };
   /** The host of the server's URL; undefined when only the side channel was given. */
   readonly serverHost: string | undefined;
@@ -34,8 +37,8 @@ const NO_FACTS: SideChannelFacts = {
 };
 
 /**
- * Shakes hands twice with rank (0, 0). No other rank is asked: when vLLM 0.33 is asked for a rank that it does not have, its listener stops
- * for good.
+ * Shakes hands twice with rank (0, 0). No other rank is asked: when vLLM 0.33 is asked for a rank
+ * that it does not have, its listener stops for good.
  */
 export async function checkSideChannel(
   options: SideChannelCheckOptions,
@@ -63,7 +66,9 @@ export async function checkSideChannel(
     checks.add("metadata", describeMetadata(metadata));
     if (expectedEngineId !== undefined)
       checks.add("engine-id", checkEngineId(metadata.engineId, expectedEngineId));
-    const metadataFields = Object.keys(decodeMsgpack(payload.agentMetadataBytes, "agent metadata") as object);
+    const metadataFields = Object.keys(
+      decodeMsgpack(payload.agentMetadataBytes, "agent metadata") as object,
+    );
     const facts = { address, payload, metadata, metadataFields, clockSamples: samples };
     return { facts, checks: checks.all };
   } catch (thrown) {
@@ -108,14 +113,19 @@ async function askTwice(
   return { payload, samples };
 }
 
-async function describeFailure(thrown: unknown, options: SideChannelCheckOptions): Promise<ServerCheck> {
+async function describeFailure(
+  thrown: unknown,
+  options: SideChannelCheckOptions,
+): Promise<ServerCheck> {
   const { address, role } = options;
   const error = KvError.from(thrown, "KV_SIDE_CHANNEL_UNREACHABLE", "side channel");
   const alternative = await findAtServerHost(options);
   const found = [
     error.message,
     ...(alternative === undefined ? [] : [`it answers at ${alternative.host}:${alternative.port}`]),
-    ...(address.source === "default" ? [`(the default port; --${role}-side-channel sets another)`] : []),
+    ...(address.source === "default"
+      ? [`(the default port; --${role}-side-channel sets another)`]
+      : []),
   ];
   return {
     title: "side channel",
@@ -127,7 +137,9 @@ async function describeFailure(thrown: unknown, options: SideChannelCheckOptions
 }
 
 /** A server that announces an unreachable address often listens under the host of its URL. */
-async function findAtServerHost(options: SideChannelCheckOptions): Promise<SideChannelAddress | undefined> {
+async function findAtServerHost(
+  options: SideChannelCheckOptions,
+): Promise<SideChannelAddress | undefined> {
   const { serverHost, address } = options;
   if (serverHost === undefined || serverHost === address.host) return undefined;
   const alternative = { host: serverHost, port: address.port };
@@ -137,7 +149,11 @@ async function findAtServerHost(options: SideChannelCheckOptions): Promise<SideC
   );
 }
 
-function checkAnnouncedHost({ address, serverHost, peerIsElsewhere }: SideChannelCheckOptions): ServerCheck {
+function checkAnnouncedHost({
+  address,
+  serverHost,
+  peerIsElsewhere,
+}: SideChannelCheckOptions): ServerCheck {
   const title = "side-channel host";
   const { host } = address;
   const isRemote = serverHost !== undefined && !isLoopback(serverHost);

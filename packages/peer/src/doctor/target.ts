@@ -1,7 +1,9 @@
 import { networkInterfaces } from "node:os";
 import { KvError } from "@kv/interface";
 
-/** How a server of the pair was given: by the URL of its HTTP port, or by its side channel alone. */
+/**
+ * How a server of the pair was given: by the URL of its HTTP port, or by its side channel alone.
+ */
 export type Target =
   | {
       /** An HTTP server, whose side channel is found through it. */
@@ -25,11 +27,13 @@ export function readTarget(text: string): Target {
   const trimmed = text.trim();
   if (/^https?:\/\//i.test(trimmed)) {
     const url = URL.canParse(trimmed) ? new URL(trimmed) : undefined;
-    if (url === undefined || url.username !== "" || url.search !== "" || url.hash !== "") throw invalid(text);
+    if (url === undefined || url.username !== "" || url.search !== "" || url.hash !== "")
+      throw invalid(text);
     const path = url.pathname.replace(/\/+$/, "").replace(/\/v1$/, "");
     return { kind: "server", url: `${url.origin}${path}`, host: withoutBrackets(url.hostname) };
   }
-  const [, host, port] = /^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})$/.exec(trimmed) ?? [];
+  const [, host, port] =
+    /^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})$/.exec(trimmed) ?? [];
   if (host === undefined || Number(port) < 1 || Number(port) > 65_535) throw invalid(text);
   return { kind: "side-channel", host: withoutBrackets(host), port: Number(port) };
 }
@@ -60,7 +64,9 @@ function invalid(text: string): KvError {
   });
 }
 
-/** The base URL of an HTTP server. Errors: `KV_CONFIG_INVALID` for a side channel or any other text. */
+/**
+ * The base URL of an HTTP server. Errors: `KV_CONFIG_INVALID` for a side channel or any other text.
+ */
 export function serverUrl(text: string): string {
   const target = readTarget(text);
   if (target.kind === "server") return target.url;

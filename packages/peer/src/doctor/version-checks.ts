@@ -8,7 +8,10 @@ const MAX_WALL_SKEW_MS = 2000;
 /** Half of the round trip bounds the error of a lease's end. */
 const SLOW_ROUND_TRIP_MS = 500;
 
-/** Checks the version of each server, and compares versions, models and engine ids. `factors`: those of the two hashes. */
+/**
+ * Checks the version of each server, and compares versions, models and engine ids. `factors`: those
+ * of the two hashes.
+ */
 export function versionChecks(
   prefill: ServerFacts,
   decode: ServerFacts | undefined,

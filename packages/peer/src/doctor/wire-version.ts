@@ -14,7 +14,9 @@ import type { ServerFacts } from "./server-facts.js";
 export interface ServerVersion {
   /** As the server says it, or as its hash has it. */
   readonly vllm: string | undefined;
-  /** The described releases that it may be, oldest first; empty for a release that is not described. */
+  /**
+   * The described releases that it may be, oldest first; empty for a release that is not described.
+   */
   readonly described: readonly VllmVersion[];
   /** Fields of its metadata that no described release has. */
   readonly unknownFields: readonly string[];
@@ -33,8 +35,9 @@ function fieldsOf(version: VllmVersion): readonly string[] {
 }
 
 /**
- * A server's version: from `/version`, else from its hash, else from the fields of its metadata. An engine that is not vLLM has a name of its own
- * at `/version`, and its hash has the vLLM whose wire it speaks.
+ * A server's version: from `/version`, else from its hash, else from the fields of its metadata. An
+ * engine that is not vLLM has a name of its own at `/version`, and its hash has the vLLM whose wire
+ * it speaks.
  */
 export function serverVersion(
   { vllmVersion, metadataFields = [] }: ServerFacts,
@@ -45,16 +48,22 @@ export function serverVersion(
   const vllm = isRelease || typeof hashed !== "string" ? vllmVersion : hashed;
   const known = new Set(VLLM_VERSIONS.flatMap(fieldsOf));
   const unknownFields = metadataFields.filter((name) => !known.has(name));
-  if (vllm === undefined) return { vllm, described: versionsWithFields(metadataFields), unknownFields };
+  if (vllm === undefined)
+    return { vllm, described: versionsWithFields(metadataFields), unknownFields };
   const described = describedVersion(vllm);
   return { vllm, described: described === undefined ? [] : [described], unknownFields };
 }
 
-const TESTED = VLLM_VERSIONS.filter(({ support }) => support === "transfers").map(({ version }) => version);
+const TESTED = VLLM_VERSIONS.filter(({ support }) => support === "transfers").map(
+  ({ version }) => version,
+);
 const UPGRADE = `upgrade it to vLLM ${NEWEST_VLLM_VERSION.version}`;
 
 /** Whether this program knows the version of one server. No check when nothing of it is known. */
-export function serverVersionCheck({ role, metadataFields }: ServerFacts, version: ServerVersion): Check[] {
+export function serverVersionCheck(
+  { role, metadataFields }: ServerFacts,
+  version: ServerVersion,
+): Check[] {
   const { vllm, described, unknownFields } = version;
   if (vllm === undefined && metadataFields === undefined) return [];
   const about = { id: `versions.${role}`, area: "versions" as const, title: `wire of ${role}` };
@@ -65,9 +74,12 @@ export function serverVersionCheck({ role, metadataFields }: ServerFacts, versio
   const newest = described.at(-1);
   if (newest === undefined || unknown !== "") {
     const name = vllm ?? "its vLLM";
-    const found = newest === undefined ? `${name} is not among the described versions` : textOf(version);
+    const found =
+      newest === undefined ? `${name} is not among the described versions` : textOf(version);
     const fix = `upgrade @kv/peer; kv-peer wire on the wheel of ${name} lists what it changed`;
-    return [{ ...about, status: "warn", found: `${found}${unknown}`, fix, details: { unknownFields } }];
+    return [
+      { ...about, status: "warn", found: `${found}${unknown}`, fix, details: { unknownFields } },
+    ];
   }
   if (described.some(({ support }) => support === "transfers"))
     return [{ ...about, status: "ok", found: textOf(version) }];
@@ -85,7 +97,9 @@ export function pairVersionCheck(prefill: ServerVersion, decode: ServerVersion):
   // Two sets of possible releases with a common one may be the same version.
   if (
     !isKnown &&
-    (p === undefined || d === undefined || prefill.described.some((each) => decode.described.includes(each)))
+    (p === undefined ||
+      d === undefined ||
+      prefill.described.some((each) => decode.described.includes(each)))
   )
     return [];
   const name = (version: ServerVersion) => version.vllm ?? textOf(version);
@@ -110,16 +124,27 @@ export function pairVersionCheck(prefill: ServerVersion, decode: ServerVersion):
 function textOf({ vllm, described }: ServerVersion): string {
   const [one] = described;
   if (vllm !== undefined)
-    return one === undefined ? `vLLM ${vllm}` : `vLLM ${vllm}, connector version ${one.connectorVersion}`;
+    return one === undefined
+      ? `vLLM ${vllm}`
+      : `vLLM ${vllm}, connector version ${one.connectorVersion}`;
   if (described.length === 0) return "an unknown vLLM";
   return `vLLM ${described.map(({ version }) => version).join(" or ")} by the fields of its metadata`;
 }
 
-/** What a release changed in messages that peers exchange, in one line; empty when they are the same. */
+/**
+ * What a release changed in messages that peers exchange, in one line; empty when they are the
+ * same.
+ */
 function wireChanges(from: VllmWire, to: VllmWire): string {
-  const sections = ["agent metadata", "cache layouts", "compatibility hash", "pull notifications"] as const;
+  const sections = [
+    "agent metadata",
+    "cache layouts",
+    "compatibility hash",
+    "pull notifications",
+  ] as const;
   const texts = sections.flatMap((section) => {
-    const names = (wire: VllmWire) => Object.keys(wire[section]).filter((name) => !name.includes("."));
+    const names = (wire: VllmWire) =>
+      Object.keys(wire[section]).filter((name) => !name.includes("."));
     const added = names(to).filter((name) => !names(from).includes(name));
     const removed = names(from).filter((name) => !names(to).includes(name));
     const parts = [

@@ -1,4 +1,7 @@
-/** Lends the logical block ids of a headless cache to requests. Block 0 is vLLM's null block and is never lent. */
+/**
+ * Lends the logical block ids of a headless cache to requests. Block 0 is vLLM's null block and is
+ * never lent.
+ */
 export class BlockPool {
   readonly #numBlocks: number;
   readonly #free: number[];
@@ -13,7 +16,10 @@ export class BlockPool {
     return this.#free.length;
   }
 
-  /** Takes `count` blocks, first come, first served; waits until there are enough. Errors: `RangeError` for more than the pool has. */
+  /**
+   * Takes `count` blocks, first come, first served; waits until there are enough. Errors:
+   * `RangeError` for more than the pool has.
+   */
   async take(count: number): Promise<readonly number[]> {
     if (count > this.#numBlocks - 1)
       throw new RangeError(`${count} blocks were requested from a pool of ${this.#numBlocks - 1}`);
@@ -30,7 +36,11 @@ export class BlockPool {
 
   #serve(): void {
     const waiting = this.#waiting;
-    for (let [first] = waiting; first !== undefined && this.#free.length >= first.count; [first] = waiting) {
+    for (
+      let [first] = waiting;
+      first !== undefined && this.#free.length >= first.count;
+      [first] = waiting
+    ) {
       waiting.shift();
       first.resolve(this.#free.splice(0, first.count));
     }

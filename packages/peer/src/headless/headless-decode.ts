@@ -1,4 +1,10 @@
-import type { BlockIds, ConnectorModule, ConnectorRequest, FailedReceive, WorkerOutput } from "@kv/interface";
+import type {
+  BlockIds,
+  ConnectorModule,
+  ConnectorRequest,
+  FailedReceive,
+  WorkerOutput,
+} from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { HeadlessEngine, type HeadlessEngineOptions } from "./headless-engine.js";
 
@@ -9,7 +15,10 @@ export const UNWRITTEN_BYTE = 0xa5;
 export interface HeadlessDecodeOptions extends HeadlessEngineOptions {
   /** Receives the KV. `pushConnector` for a P that pushes. @default pullConnector */
   readonly connector?: ConnectorModule | undefined;
-  /** The compatibility hash that the engine announces in place of its own; a P that pushes compares it with its own. @default undefined */
+  /**
+   * The compatibility hash that the engine announces in place of its own; a P that pushes compares
+   * it with its own. @default undefined
+   */
   readonly announcedHash?: string | undefined;
 }
 
@@ -25,7 +34,8 @@ export interface ReceiveResult {
 type Receiving = Map<string, (failure: FailedReceive | undefined) => void>;
 
 /**
- * A decode engine without a model. It calls a connector in the order in which an engine does and gives access to the bytes that arrive.
+ * A decode engine without a model. It calls a connector in the order in which an engine does and
+ * gives access to the bytes that arrive.
  */
 export class HeadlessDecode {
   readonly #engine: HeadlessEngine;
@@ -44,15 +54,19 @@ export class HeadlessDecode {
   }
 
   /**
-   * Receives the KV of a request into `blockIds`, one list of logical block ids per KV cache group. `numComputedTokens` of the prompt are
-   * already in the first blocks (default 0). Resolves when every rank has finished and nothing accesses the blocks any more. When no token
-   * is left to receive, it only notifies P. `signal` aborts the request as an engine does. Errors: `KV_REQUEST_INVALID` for
-   * parameters that the connector refuses.
+   * Receives the KV of a request into `blockIds`, one list of logical block ids per KV cache group.
+   * `numComputedTokens` of the prompt are already in the first blocks (default 0). Resolves when
+   * every rank has finished and nothing accesses the blocks any more. When no token is left to
+   * receive, it only notifies P. `signal` aborts the request as an engine does. Errors:
+   * `KV_REQUEST_INVALID` for parameters that the connector refuses.
    */
   async receive(
     request: ConnectorRequest,
     blockIds: BlockIds,
-    { numComputedTokens = 0, signal }: { numComputedTokens?: number; signal?: AbortSignal | undefined } = {},
+    {
+      numComputedTokens = 0,
+      signal,
+    }: { numComputedTokens?: number; signal?: AbortSignal | undefined } = {},
   ): Promise<ReceiveResult> {
     const { scheduler } = this.#engine;
     const { requestId } = request;
@@ -89,7 +103,10 @@ export class HeadlessDecode {
     this.#receiving.delete(request.requestId);
   }
 
-  /** Reports a request that waits for blocks, so that the connector sends heartbeats for its lease. `receive` continues from there. */
+  /**
+   * Reports a request that waits for blocks, so that the connector sends heartbeats for its lease.
+   * `receive` continues from there.
+   */
   queue(request: ConnectorRequest): void {
     this.#engine.scheduler.requestQueued?.(request);
     this.#engine.step();
@@ -118,7 +135,10 @@ export class HeadlessDecode {
     return this.#engine.block(tpRank, region, blockId);
   }
 
-  /** What the scheduler and worker connectors still hold, by name; zeros (but for `listeners`) after the last request. */
+  /**
+   * What the scheduler and worker connectors still hold, by name; zeros (but for `listeners`) after
+   * the last request.
+   */
   outstanding(): Readonly<Record<string, number>> {
     const counts: Record<string, number> = { ...this.#engine.scheduler.outstanding() };
     for (const [name, count] of Object.entries(this.#engine.workersOutstanding()))
@@ -137,7 +157,10 @@ export class HeadlessDecode {
   }
 }
 
-function resolveReceived({ finishedReceiving, failedReceiving }: WorkerOutput, receiving: Receiving): void {
+function resolveReceived(
+  { finishedReceiving, failedReceiving }: WorkerOutput,
+  receiving: Receiving,
+): void {
   for (const id of finishedReceiving) {
     receiving.get(id)?.(failedReceiving.find(({ requestId }) => requestId === id));
     receiving.delete(id);
@@ -145,8 +168,9 @@ function resolveReceived({ finishedReceiving, failedReceiving }: WorkerOutput, r
 }
 
 /**
- * Opens a decode engine without a model: one worker connector per rank, caches filled with `UNWRITTEN_BYTE`, a listener on the side channel
- * where the connector needs one. Errors: those of the connector, the transport and the side channel; what was opened is closed then.
+ * Opens a decode engine without a model: one worker connector per rank, caches filled with
+ * `UNWRITTEN_BYTE`, a listener on the side channel where the connector needs one. Errors: those of
+ * the connector, the transport and the side channel; what was opened is closed then.
  */
 export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
   const receiving: Receiving = new Map();

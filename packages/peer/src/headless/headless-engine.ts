@@ -57,8 +57,8 @@ interface Settings extends HeadlessEngineOptions {
 }
 
 /**
- * The part that a headless decode and a headless prefill engine share: memory and a worker connector per rank, one scheduler connector, and
- * engine steps without a model.
+ * The part that a headless decode and a headless prefill engine share: memory and a worker
+ * connector per rank, one scheduler connector, and engine steps without a model.
  */
 export class HeadlessEngine {
   readonly #settings: Settings;
@@ -102,7 +102,8 @@ export class HeadlessEngine {
       lengthBytes += numBlocks * blockLengthBytes;
     }
     const shared = { config, engine, sideChannel, ...this.#ambient };
-    for (let tpRank = 0; tpRank < engine.tpSize; tpRank++) await this.#openRank(tpRank, lengthBytes, shared);
+    for (let tpRank = 0; tpRank < engine.tpSize; tpRank++)
+      await this.#openRank(tpRank, lengthBytes, shared);
     const scheduler = await connector.createScheduler({ ...shared, cache });
     this.#scheduler = scheduler;
     await scheduler.setHandshakeMetadata(

@@ -37,9 +37,15 @@ export interface HeadlessPrefillOptions extends AmbientOptions {
   readonly leaseMs: number;
   /** Logical blocks of the cache, the null block included. */
   readonly numBlocks: number;
-  /** Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For load tests; answers are meaningless. @default undefined */
+  /**
+   * Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For
+   * load tests; answers are meaningless. @default undefined
+   */
   readonly anyPrompt?: boolean | undefined;
-  /** The kind of each KV cache group, for a server that pushes. @default those of the recording, or of its handshake where that says them */
+  /**
+   * The kind of each KV cache group, for a server that pushes. @default those of the recording, or
+   * of its handshake where that says them
+   */
   readonly groups?: GivenGroups | undefined;
   /** Sends the KV. @default the connector of the recorded server, pull or push */
   readonly connector?: ConnectorModule | undefined;
@@ -64,8 +70,9 @@ export class HeadlessPrefill {
   }
 
   /**
-   * Writes the recorded KV of `tokens` into free blocks, keeps these for D, and resolves with `kv_transfer_params` for D. Errors:
-   * `KV_REQUEST_INVALID` for a prompt that was not recorded, `KV_OUT_OF_BLOCKS`, `KV_CONFIG_INVALID` for a damaged recording.
+   * Writes the recorded KV of `tokens` into free blocks, keeps these for D, and resolves with
+   * `kv_transfer_params` for D. Errors: `KV_REQUEST_INVALID` for a prompt that was not recorded,
+   * `KV_OUT_OF_BLOCKS`, `KV_CONFIG_INVALID` for a damaged recording.
    */
   async prefill(requestId: string, tokens: readonly number[]): Promise<KvTransferParams> {
     const prompt = this.#findPrompt(tokens);
@@ -90,7 +97,9 @@ export class HeadlessPrefill {
     return { total: numBlocks, used: numBlocks - 1 - this.#parts.pool.free };
   }
 
-  /** What the scheduler connector still holds, by name, and `held`: requests whose blocks are kept. */
+  /**
+   * What the scheduler connector still holds, by name, and `held`: requests whose blocks are kept.
+   */
   outstanding(): Readonly<Record<string, number>> {
     return { ...this.#parts.engine.scheduler.outstanding(), held: this.#parts.kept.size };
   }
@@ -130,7 +139,10 @@ export class HeadlessPrefill {
     );
   }
 
-  /** Copies the recorded bytes, which lie rank after rank and region after region, into the request's blocks. */
+  /**
+   * Copies the recorded bytes, which lie rank after rank and region after region, into the
+   * request's blocks.
+   */
   #copyIn(bytes: Uint8Array, blockIds: BlockIds, recordedIds: BlockIds): void {
     let offset = 0;
     for (const [tpRank, { metadata }] of this.#parts.handshakes.entries()) {
@@ -149,7 +161,11 @@ export class HeadlessPrefill {
   }
 
   /** Takes the connector through the steps of a request that ends after its prefill. */
-  #keepForDecode(requestId: string, tokens: readonly number[], blockIds: BlockIds): KvTransferParams {
+  #keepForDecode(
+    requestId: string,
+    tokens: readonly number[],
+    blockIds: BlockIds,
+  ): KvTransferParams {
     const { scheduler } = this.#parts.engine;
     const request = {
       requestId,
@@ -167,7 +183,11 @@ export class HeadlessPrefill {
   }
 }
 
-function freeSent({ finishedSending }: WorkerOutput, pool: BlockPool, kept: Map<string, readonly number[]>) {
+function freeSent(
+  { finishedSending }: WorkerOutput,
+  pool: BlockPool,
+  kept: Map<string, readonly number[]>,
+) {
   for (const id of finishedSending) {
     pool.give(kept.get(id) ?? []);
     kept.delete(id);
@@ -178,7 +198,10 @@ function sameTokens(one: readonly number[], other: readonly number[]): boolean {
   return one.length === other.length && one.every((token, index) => token === other[index]);
 }
 
-/** Errors: those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state, which D's ranks share, are not on the wire. */
+/**
+ * Errors: those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
+ * which D's ranks share, are not on the wire.
+ */
 function pushedGroups(
   metadata: AgentMetadata,
   { remoteBlockIds }: RemotePrefillParams,
@@ -195,10 +218,13 @@ function pushedGroups(
 }
 
 /**
- * Opens a prefill engine without a model that serves a recording: a worker connector per recorded rank and a handshake listener. Errors:
- * `KV_CONFIG_INVALID` for a recording without all of its ranks; those of the connector, the transport and the side channel.
+ * Opens a prefill engine without a model that serves a recording: a worker connector per recorded
+ * rank and a handshake listener. Errors: `KV_CONFIG_INVALID` for a recording without all of its
+ * ranks; those of the connector, the transport and the side channel.
  */
-export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Promise<HeadlessPrefill> {
+export async function openHeadlessPrefill(
+  options: HeadlessPrefillOptions,
+): Promise<HeadlessPrefill> {
   const { recording, numBlocks } = options;
   const { manifest } = recording;
   const environment = ambient(options);
@@ -216,7 +242,8 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
     engineId: `kv-peer-prefill-${environment.random.uuid()}`,
     numBlocks,
     // A push connector splits blocks between D's ranks; a pull connector leaves that to D.
-    groups: remote.transferMode === "push" ? pushedGroups(rank0.metadata, remote, options) : undefined,
+    groups:
+      remote.transferMode === "push" ? pushedGroups(rank0.metadata, remote, options) : undefined,
   });
   const connector = options.connector ?? settings.connector;
   const config = readTransferConfig(
@@ -226,7 +253,8 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
       kv_buffer_device: "cpu",
       kv_connector_extra_config: {
         kv_lease_duration: options.leaseMs / 1000,
-        // A push connector shakes hands with D, whose hash equals the recorded one and not the one computed here.
+        // A push connector shakes hands with D, whose hash equals the recorded one and not the one
+        // computed here.
         enforce_handshake_compat: false,
       },
     },

@@ -12,9 +12,15 @@ import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { groupsOfRegion } from "../protocol/region-blocks.js";
 import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";
-import { type HeadlessDecode, type HeadlessDecodeOptions, openHeadlessDecode } from "./headless-decode.js";
+import {
+  type HeadlessDecode,
+  type HeadlessDecodeOptions,
+  openHeadlessDecode,
+} from "./headless-decode.js";
 
-/** Settings of a headless engine whose cache has the ranks, regions and blocks of another engine. */
+/**
+ * Settings of a headless engine whose cache has the ranks, regions and blocks of another engine.
+ */
 export type MatchingSettings = Required<
   Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions">
 > & { readonly connector: NonNullable<HeadlessDecodeOptions["connector"]> };
@@ -28,13 +34,16 @@ export interface MatchingSettingsOptions {
   /** Logical blocks of the cache. */
   readonly numBlocks: number;
   /**
-   * The kind of each KV cache group; blocks may then be split between the ranks of an engine with another TP size. Default: every block is copied byte for
-   * byte, whatever it holds.
+   * The kind of each KV cache group; blocks may then be split between the ranks of an engine with
+   * another TP size. Default: every block is copied byte for byte, whatever it holds.
    */
   readonly groups?: readonly KvCacheKind[] | undefined;
 }
 
-/** Blocks of any kind of cache, copied whole: nothing needs to be known of what they hold, and no byte of them is zeroed. */
+/**
+ * Blocks of any kind of cache, copied whole: nothing needs to be known of what they hold, and no
+ * byte of them is zeroed.
+ */
 const WHOLE_BLOCKS: CacheKind = { name: "whole-blocks", sharding: "heads", extent: "whole" };
 registerCacheKind(WHOLE_BLOCKS);
 
@@ -42,8 +51,8 @@ registerCacheKind(WHOLE_BLOCKS);
 const MAX_HEADS_PER_RANK = 64;
 
 /**
- * Derives settings from the handshake of rank 0 of another engine: the same ranks, regions and blocks, so that every block is copied
- * byte for byte. Nothing needs to be known about the model.
+ * Derives settings from the handshake of rank 0 of another engine: the same ranks, regions and
+ * blocks, so that every block is copied byte for byte. Nothing needs to be known about the model.
  */
 export function matchingSettings(
   metadata: AgentMetadata,
@@ -96,13 +105,16 @@ export function matchingSettings(
           .filter((_, region) => groupsOfRegion(metadata, region, numGroups).includes(group))
           .map(({ name }) => name),
       })),
-      ...(hasStates(metadata) ? { stateSpace: { convProjectionBytes: [convBytes], recurrentBytes } } : {}),
+      ...(hasStates(metadata)
+        ? { stateSpace: { convProjectionBytes: [convBytes], recurrentBytes } }
+        : {}),
       blockSize: metadata.blockSize * kernels,
       physicalBlocksPerLogical: kernels,
       numKvHeads: remote.tpSize * headsPerRank,
       headSize: 1,
       numHiddenLayers: regions.length,
-      // Not on the wire, and neither is the head size: with an unknown type, blocks count as heads and tokens without padding.
+      // Not on the wire, and neither is the head size: with an unknown type, blocks count as heads
+      // and tokens without padding.
       dtype: "unknown",
       cacheDtype: "auto",
       layout: metadata.kvCacheLayout,
@@ -118,10 +130,14 @@ export function matchingSettings(
 }
 
 /**
- * A number of KV heads per rank. The real number is not on the wire: this is the largest power of two into which every block can be cut.
- * Any number that the other engine's TP size divides cuts the same bytes.
+ * A number of KV heads per rank. The real number is not on the wire: this is the largest power of
+ * two into which every block can be cut. Any number that the other engine's TP size divides cuts
+ * the same bytes.
  */
-function countHeads(regions: readonly { readonly blockLengthBytes: number }[], blockTokens: number): number {
+function countHeads(
+  regions: readonly { readonly blockLengthBytes: number }[],
+  blockTokens: number,
+): number {
   let heads = MAX_HEADS_PER_RANK;
   const divides = ({ blockLengthBytes }: { readonly blockLengthBytes: number }) =>
     blockLengthBytes % (heads * blockTokens) === 0;
@@ -149,8 +165,9 @@ export interface MatchingDecode {
 }
 
 /**
- * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine that matches it and announces its
- * compatibility hash. Errors: those of `readRankMetadata` and `openHeadlessDecode`.
+ * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine
+ * that matches it and announces its compatibility hash. Errors: those of `readRankMetadata` and
+ * `openHeadlessDecode`.
  */
 export async function openMatchingDecode(
   remote: RemotePrefillParams,

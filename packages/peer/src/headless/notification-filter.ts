@@ -10,8 +10,8 @@ export interface NotificationFilter {
 }
 
 /**
- * Wraps a transport so that P never learns that certain requests were read, as when a decode worker dies after its READ. Heartbeats and all
- * other notifications pass.
+ * Wraps a transport so that P never learns that certain requests were read, as when a decode worker
+ * dies after its READ. Heartbeats and all other notifications pass.
  */
 export function filterNotifications(transport: Transport): NotificationFilter {
   const dropped = new Set<string>();
@@ -29,7 +29,8 @@ export function filterNotifications(transport: Transport): NotificationFilter {
         const { notification: _, ...rest } = request;
         return agent.transfer(rest);
       },
-      notify: (remote, payload) => (isDropped(payload) ? Promise.resolve() : agent.notify(remote, payload)),
+      notify: (remote, payload) =>
+        isDropped(payload) ? Promise.resolve() : agent.notify(remote, payload),
     });
   }
 

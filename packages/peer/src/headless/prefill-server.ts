@@ -22,7 +22,10 @@ export interface PrefillServerOptions {
   readonly model: string;
   /** The answer of `/version`. */
   readonly vllmVersion: string;
-  /** The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`. @default none */
+  /**
+   * The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`.
+   * @default none
+   */
   readonly metrics?: (() => string) | undefined;
   /** Source of the request ids' suffixes. @default systemRandom() */
   readonly random?: Random | undefined;
@@ -67,8 +70,9 @@ function isTokenIds(prompt: unknown): boolean {
 }
 
 /**
- * An HTTP server with the routes of a vLLM prefill server that a proxy, a doctor and a scraper use: `/health`, `/version`, `/v1/models`,
- * `/metrics` and `/v1/completions` for prompts of token ids with `do_remote_decode`.
+ * An HTTP server with the routes of a vLLM prefill server that a proxy, a doctor and a scraper use:
+ * `/health`, `/version`, `/v1/models`, `/metrics` and `/v1/completions` for prompts of token ids
+ * with `do_remote_decode`.
  */
 export class PrefillServer {
   readonly #options: PrefillServerOptions;
@@ -94,7 +98,10 @@ export class PrefillServer {
     });
   }
 
-  /** Resolves with the URL. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine. */
+  /**
+   * Resolves with the URL. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is
+   * not of this machine.
+   */
   async listen({ host, port }: { readonly host: string; readonly port: number }): Promise<string> {
     const bound = await this.#http.listen(host, port);
     return `http://${host.includes(":") ? `[${host}]` : host}:${bound}`;
@@ -164,7 +171,10 @@ export class PrefillServer {
 const refused = (httpStatus: number, message: string) =>
   new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } });
 
-/** An error in vLLM's form. Also what one client has too much of is 503: a proxy then tries another instance. */
+/**
+ * An error in vLLM's form. Also what one client has too much of is 503: a proxy then tries another
+ * instance.
+ */
 export function answerError({ code, message, details }: KvError): ErrorAnswer {
   const known = details.httpStatus ?? (code === "KV_REQUEST_INVALID" ? 400 : 503);
   const status = known === 429 ? 503 : Number(known);

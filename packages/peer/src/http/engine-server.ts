@@ -22,7 +22,10 @@ export interface EngineServerOptions {
   readonly timeoutMs?: number | undefined;
 }
 
-/** The time on a server, from the `Date` header of an answer (whole seconds), and the local time around it, all in ms since 1970. */
+/**
+ * The time on a server, from the `Date` header of an answer (whole seconds), and the local time
+ * around it, all in ms since 1970.
+ */
 export interface ServerDate {
   /** The server's time. */
   readonly theirsMs: number;
@@ -52,13 +55,15 @@ const modelsSchema = z.looseObject({
   data: z.array(z.looseObject({ id: z.string(), root: z.string().nullish() })).min(1),
 });
 const completionSchema = z.looseObject({
-  choices: z.array(z.looseObject({ token_ids: z.array(z.int()).nullish(), text: z.string().nullish() })),
+  choices: z.array(
+    z.looseObject({ token_ids: z.array(z.int()).nullish(), text: z.string().nullish() }),
+  ),
   kv_transfer_params: z.record(z.string(), z.unknown()).nullish(),
 });
 
 /**
- * A client of one server with the HTTP interface of vLLM, such as "http://p1:8000". Nothing is sent before the first call. Errors of all methods, unless said otherwise:
- * `KV_PROXY_UPSTREAM_FAILED`.
+ * A client of one server with the HTTP interface of vLLM, such as "http://p1:8000". Nothing is sent
+ * before the first call. Errors of all methods, unless said otherwise: `KV_PROXY_UPSTREAM_FAILED`.
  */
 export class EngineServer {
   /** The server's base URL, without a path. */
@@ -114,8 +119,9 @@ export class EngineServer {
   }
 
   /**
-   * Sends the prefill request of a pair: the server computes the prompt, keeps its blocks and answers where they are. Errors:
-   * `KV_REQUEST_INVALID` when the answer has no `kv_transfer_params`.
+   * Sends the prefill request of a pair: the server computes the prompt, keeps its blocks and
+   * answers where they are. Errors: `KV_REQUEST_INVALID` when the answer has no
+   * `kv_transfer_params`.
    */
   async prefill(prompt: Prompt, options?: CallOptions): Promise<KvTransferParams> {
     const { kv_transfer_params } = await this.#complete(
@@ -127,11 +133,16 @@ export class EngineServer {
     throw new KvError(
       "KV_REQUEST_INVALID",
       `${this.url} computed the prompt and answered no kv_transfer_params`,
-      { hint: 'start it with --kv-transfer-config and a NixlConnector, kv_role "kv_producer" or "kv_both"' },
+      {
+        hint: 'start it with --kv-transfer-config and a NixlConnector, kv_role "kv_producer" or "kv_both"',
+      },
     );
   }
 
-  /** Sends the decode request of a pair. Resolves with the token ids that the server generated; empty when it does not answer them. */
+  /**
+   * Sends the decode request of a pair. Resolves with the token ids that the server generated;
+   * empty when it does not answer them.
+   */
   async decode(
     prompt: Prompt,
     params: KvTransferParams,
@@ -195,5 +206,8 @@ export class EngineServer {
 }
 
 function unexpectedBody(url: string, expected: string): KvError {
-  return new KvError("KV_PROXY_UPSTREAM_FAILED", `${url} answered 200 with a body that is not ${expected}`);
+  return new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `${url} answered 200 with a body that is not ${expected}`,
+  );
 }

@@ -19,8 +19,9 @@ export interface HttpResponse {
 const MAX_RESPONSE_BYTES = 32 << 20;
 
 /**
- * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five seconds, possibly just when the next request
- * leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when there is no answer, and for a redirect; the signal's reason.
+ * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five
+ * seconds, possibly just when the next request leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when
+ * there is no answer, and for a redirect; the signal's reason.
  */
 export async function sendRequest(url: string, request: HttpRequest): Promise<HttpResponse> {
   const { method = "GET", body, headers, timeoutMs, signal } = request;
@@ -38,7 +39,11 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
       signal: signal === undefined ? timeout : AbortSignal.any([timeout, signal]),
     });
     if (response.status >= 300 && response.status < 400) throw redirected(url, response);
-    return { status: response.status, text: await readText(response, url), headers: response.headers };
+    return {
+      status: response.status,
+      text: await readText(response, url),
+      headers: response.headers,
+    };
   } catch (error) {
     if (KvError.is(error)) throw error;
     if (signal?.aborted === true) throw signal.reason;
@@ -50,20 +55,31 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
   }
 }
 
-/** The answer parsed as JSON. Errors: those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any status but 200, with the start of the body. */
+/**
+ * The answer parsed as JSON. Errors: those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any
+ * status but 200, with the start of the body.
+ */
 export async function requestJson(url: string, request: HttpRequest): Promise<unknown> {
   const { status, text } = await sendRequest(url, request);
   if (status !== 200) {
-    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${url} answered ${status}: ${text.slice(0, 300)}`, {
-      details: { status },
-    });
+    throw new KvError(
+      "KV_PROXY_UPSTREAM_FAILED",
+      `${url} answered ${status}: ${text.slice(0, 300)}`,
+      {
+        details: { status },
+      },
+    );
   }
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${url} answered 200 with a body that is not JSON`, {
-      cause: error,
-    });
+    throw new KvError(
+      "KV_PROXY_UPSTREAM_FAILED",
+      `${url} answered 200 with a body that is not JSON`,
+      {
+        cause: error,
+      },
+    );
   }
 }
 

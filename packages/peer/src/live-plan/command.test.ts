@@ -69,7 +69,9 @@ afterEach(() => {
 });
 
 /** `kv-peer plan` in this process: what it prints, and its exit code. */
-async function kvPeerPlan(...args: string[]): Promise<{ readonly code: number; readonly stdout: string }> {
+async function kvPeerPlan(
+  ...args: string[]
+): Promise<{ readonly code: number; readonly stdout: string }> {
   let stdout = "";
   const write = vi.spyOn(process.stdout, "write").mockImplementation((text) => {
     stdout += String(text);
@@ -106,7 +108,14 @@ test("plans from the metadata of rank (0, 0) of two running engines, and request
     "--tp",
     "4",
   ];
-  const { code, stdout } = await kvPeerPlan(...from, "--kv-heads", "8", "--tokens", "160", "--json");
+  const { code, stdout } = await kvPeerPlan(
+    ...from,
+    "--kv-heads",
+    "8",
+    "--tokens",
+    "160",
+    "--json",
+  );
   expect(code).toBe(0);
   const report = JSON.parse(stdout) as PairReport;
   if (report.outcome !== "planned") return expect.fail(report.reason);
@@ -145,17 +154,30 @@ test("the error names an engine that does not answer", async () => {
 
 test("prints the reason and exits with 1 for a pair without a plan", async () => {
   const address = `127.0.0.1:${prefillPort}`;
-  // The second engine runs TP 4. TP 3 is invalid, because neither of TP 8 and TP 3 divides the other.
+  // The second engine runs TP 4. TP 3 is invalid, because neither of TP 8 and TP 3 divides the
+  // other.
   const { code, stdout } = await kvPeerPlan(
-    ...["--from", address, "--tp", "8", "--from", `127.0.0.1:${decodePort}`, "--tp", "3"],
-    ...["--kv-heads", "8"],
+    "--from",
+    address,
+    "--tp",
+    "8",
+    "--from",
+    `127.0.0.1:${decodePort}`,
+    "--tp",
+    "3",
+    "--kv-heads",
+    "8",
   );
   expect(code).toBe(1);
   expect(stdout).toMatch(/^refused: .*KV_TOPOLOGY_INVALID/m);
 });
 
 test.each<[string, string[], RegExp]>([
-  ["one engine", ["--from", "localhost:5600", "--tp", "1"], /--from is given 1 times, expected twice/],
+  [
+    "one engine",
+    ["--from", "localhost:5600", "--tp", "1"],
+    /--from is given 1 times, expected twice/,
+  ],
   ["an address without a port", ["--from", "x", "--tp", "1"], /host:port/],
   ["no TP size", ["--from", "x:1", "--from", "y:1"], /required option '--tp/],
   [

@@ -1,9 +1,21 @@
 import { KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
-import { count, each, type HostAndPort, hostAndPort, listOf, print, wholeNumberFrom } from "@kv/program";
+import {
+  count,
+  each,
+  type HostAndPort,
+  hostAndPort,
+  listOf,
+  print,
+  wholeNumberFrom,
+} from "@kv/program";
 import type { Command } from "commander";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "../cli/groups-option.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "../cli/side-channel-option.js";
+import {
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "../cli/side-channel-option.js";
 import { kindsOf } from "../protocol/cache-groups.js";
 import { livePair } from "./live-pair.js";
 
@@ -27,7 +39,11 @@ export function addPlan(program: Command): void {
       "side channel of an engine; twice: prefill, then decode",
       each(hostAndPort),
     )
-    .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
+    .requiredOption(
+      "--tp <size>",
+      "tensor parallel size; once for both engines, or twice",
+      collectSizes,
+    )
     .option("--kv-heads <count>", "KV heads of the model", count);
   addGroupsOptions(command)
     .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
@@ -40,9 +56,13 @@ async function run(options: Options): Promise<void> {
   const [prefill, decode, ...more] = options.from;
   const [prefillTp, decodeTp = prefillTp, ...moreSizes] = options.tp;
   if (prefill === undefined || decode === undefined || more.length > 0) {
-    throw new KvError("KV_CONFIG_INVALID", `--from is given ${options.from.length} times, expected twice`, {
-      hint: "kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--from is given ${options.from.length} times, expected twice`,
+      {
+        hint: "kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4",
+      },
+    );
   }
   if (prefillTp === undefined || decodeTp === undefined || moreSizes.length > 0) {
     throw new KvError(

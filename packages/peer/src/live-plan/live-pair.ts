@@ -27,15 +27,19 @@ export interface LivePairOptions {
   readonly numKvHeads: number;
   /** The KV cache groups, where handshakes do not say them. */
   readonly groups: GivenGroups | undefined;
-  /** Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token. */
+  /**
+   * Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token.
+   */
   readonly cacheDtype?: string | undefined;
   /** For the handshake of each engine. */
   readonly timeoutMs: number;
 }
 
 /**
- * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be like it: a vLLM 0.33 listener that is asked for
- * a rank it does not have stops for good. Errors: those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`; those of `groupKinds`.
+ * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be
+ * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good. Errors:
+ * those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`; those
+ * of `groupKinds`.
  */
 export async function livePair(options: LivePairOptions): Promise<Pair> {
   const { sideChannel, timeoutMs } = options;
@@ -62,7 +66,9 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
         ? [`${groups.join(", ")} as the kinds of the groups (--config, --groups)`]
         : []),
       ...(options.cacheDtype === undefined
-        ? ["a cache whose blocks can be cut by head and token, as they cannot with nvfp4 (--kv-cache-dtype)"]
+        ? [
+            "a cache whose blocks can be cut by head and token, as they cannot with nvfp4 (--kv-cache-dtype)",
+          ]
         : []),
     ],
   };

@@ -35,7 +35,10 @@ export interface LeakReport {
 const POLL_MS = 250;
 const LEASE_MARGIN_MS = 10_000;
 
-/** Reads the used blocks from `vllm:kv_cache_usage_perc`; undefined when the server does not publish it. */
+/**
+ * Reads the used blocks from `vllm:kv_cache_usage_perc`; undefined when the server does not publish
+ * it.
+ */
 export async function readUsedBlocks(server: EngineServer): Promise<UsedBlocks | undefined> {
   const samples = await server.metrics().catch(() => undefined);
   const share = samples?.sum("vllm:kv_cache_usage_perc");
@@ -48,7 +51,10 @@ export async function readUsedBlocks(server: EngineServer): Promise<UsedBlocks |
 
 /** Requests that run or wait: the blocks in use may be theirs. */
 export function unfinishedRequests(samples: MetricSamples): number {
-  return (samples.sum("vllm:num_requests_running") ?? 0) + (samples.sum("vllm:num_requests_waiting") ?? 0);
+  return (
+    (samples.sum("vllm:num_requests_running") ?? 0) +
+    (samples.sum("vllm:num_requests_waiting") ?? 0)
+  );
 }
 
 export interface LeakCheckOptions {
@@ -65,8 +71,9 @@ export interface LeakCheckOptions {
 }
 
 /**
- * Waits until P has freed what it was notified of, then until the leases of the other requests have ended, and reports what is left. Undefined
- * when the server's metrics are missing, before or after: nothing is known about leaks then.
+ * Waits until P has freed what it was notified of, then until the leases of the other requests have
+ * ended, and reports what is left. Undefined when the server's metrics are missing, before or
+ * after: nothing is known about leaks then.
  */
 export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport | undefined> {
   const { server, clock, before, unnotifiedBlocks, leaseMs, freeWithinMs } = options;
@@ -74,7 +81,10 @@ export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport 
   const startedMs = clock.now();
   let latest: UsedBlocks | undefined;
 
-  /** Resolves with the time since the start when at most `blocks` are in use; with undefined after `timeoutMs`. */
+  /**
+   * Resolves with the time since the start when at most `blocks` are in use; with undefined after
+   * `timeoutMs`.
+   */
   async function waitUntilFreed(blocks: number, timeoutMs: number): Promise<number | undefined> {
     for (;;) {
       // vLLM processes notifications and leases only in engine steps; a request causes one.
@@ -98,7 +108,8 @@ export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport 
     before: before.used,
     afterTold,
     atEnd,
-    heldAlthoughTold: freedMs === undefined ? Math.max(0, afterTold - before.used - unnotifiedBlocks) : 0,
+    heldAlthoughTold:
+      freedMs === undefined ? Math.max(0, afterTold - before.used - unnotifiedBlocks) : 0,
     leaked: allFreedMs === undefined ? Math.max(0, atEnd - before.used) : 0,
     freedMs,
     allFreedMs,

@@ -11,7 +11,10 @@ const TOP = 90;
 const GAP = 62;
 const COLOURS = { ok: "#2f9e77", aborted: "#c98a00", failed: "#e0554a" } as const;
 
-/** Draws the latencies over time as an SVG document: one panel for prefill, one for reads, one dot per request, coloured by outcome. It has a dark form. */
+/**
+ * Draws the latencies over time as an SVG document: one panel for prefill, one for reads, one dot
+ * per request, coloured by outcome. It has a dark form.
+ */
 export function loadPlot({ pulls, elapsedMs, leaks }: LoadResult, title: string): string {
   const height = TOP + 2 * PANEL_HEIGHT + GAP + 86;
   const spanMs = Math.max(elapsedMs, 1);

@@ -2,14 +2,22 @@ import { z } from "zod";
 import type { LoadResult } from "./load.js";
 
 const latencies = z
-  .object({ count: z.int(), p50Ms: z.number(), p90Ms: z.number(), p99Ms: z.number(), maxMs: z.number() })
+  .object({
+    count: z.int(),
+    p50Ms: z.number(),
+    p90Ms: z.number(),
+    p99Ms: z.number(),
+    maxMs: z.number(),
+  })
   .optional();
 
 /** The JSON that `kv-peer decode --json` prints. */
 export const loadReportSchema = z.object({
   version: z.literal(1),
   verdict: z.enum(["ok", "fail"]),
-  reasons: z.array(z.string()).describe("Why the verdict is fail: one limit each, with the measured value."),
+  reasons: z
+    .array(z.string())
+    .describe("Why the verdict is fail: one limit each, with the measured value."),
   server: z.object({
     url: z.string(),
     engineId: z.string(),
@@ -34,7 +42,9 @@ export const loadReportSchema = z.object({
   leaks: z
     .object({
       before: z.number().describe("Blocks in use before the load."),
-      afterTold: z.number().describe("Blocks in use after P had time to free what it was notified of."),
+      afterTold: z
+        .number()
+        .describe("Blocks in use after P had time to free what it was notified of."),
       atEnd: z.number().describe("Blocks in use after all leases had to be over."),
       heldAlthoughTold: z
         .number()
@@ -73,7 +83,10 @@ export function loadReport(
   const of = (outcome: string) => pulls.filter((pull) => pull.outcome === outcome);
   const failures: Record<string, { count: number; message: string }> = {};
   for (const { code = "KV_INTERNAL", message = "" } of of("failed")) {
-    failures[code] = { count: (failures[code]?.count ?? 0) + 1, message: failures[code]?.message ?? message };
+    failures[code] = {
+      count: (failures[code]?.count ?? 0) + 1,
+      message: failures[code]?.message ?? message,
+    };
   }
   const pull = latenciesOf(pulls.flatMap(({ pullMs }) => (pullMs === undefined ? [] : [pullMs])));
   const prefill = latenciesOf(
@@ -132,7 +145,9 @@ function exceededLimits(
     );
   }
   if (leaks !== undefined && leaks.leaked > maxLeakedBlocks) {
-    reasons.push(`${leaks.leaked} blocks were not free after their lease; the limit is ${maxLeakedBlocks}`);
+    reasons.push(
+      `${leaks.leaked} blocks were not free after their lease; the limit is ${maxLeakedBlocks}`,
+    );
   }
   if (maxPullP99Ms !== undefined && (p99Ms ?? Number.POSITIVE_INFINITY) > maxPullP99Ms) {
     reasons.push(
@@ -142,8 +157,18 @@ function exceededLimits(
   return reasons;
 }
 
-/** The report as text: a table of latencies, the blocks of the server, failures, and the verdict in the last line. */
-export function loadText({ server, requests, leaks, verdict, reasons, ...report }: LoadReport): string {
+/**
+ * The report as text: a table of latencies, the blocks of the server, failures, and the verdict in
+ * the last line.
+ */
+export function loadText({
+  server,
+  requests,
+  leaks,
+  verdict,
+  reasons,
+  ...report
+}: LoadReport): string {
   const { prefill, pull, elapsedMs, lengthBytes } = report;
   const version = server.vllmVersion === undefined ? "" : `, vLLM ${server.vllmVersion}`;
   const seconds = elapsedMs / 1000;
@@ -175,7 +200,8 @@ export function loadText({ server, requests, leaks, verdict, reasons, ...report 
 }
 
 function leakLines(leaks: LoadReport["leaks"]): string[] {
-  if (leaks === undefined) return ["leaks      unknown: the server's /metrics do not show its blocks"];
+  if (leaks === undefined)
+    return ["leaks      unknown: the server's /metrics do not show its blocks"];
   const seconds = (ms: number | undefined) =>
     ms === undefined ? "never freed" : `freed after ${(ms / 1000).toFixed(1)} s`;
   return [

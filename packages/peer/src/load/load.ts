@@ -36,9 +36,13 @@ export interface LoadOptions extends AmbientOptions {
   readonly abortShare?: number | undefined;
   /** Share of requests whose READ P is not notified of, 0 to 1. @default 0 */
   readonly noNotifyShare?: number | undefined;
-  /** The server's `kv_lease_duration` in ms: after it, blocks of unnotified requests must be free. */
+  /**
+   * The server's `kv_lease_duration` in ms: after it, blocks of unnotified requests must be free.
+   */
   readonly leaseMs: number;
-  /** How long the server may take to free the blocks of notified requests, in ms. @default 20_000 */
+  /**
+   * How long the server may take to free the blocks of notified requests, in ms. @default 20_000
+   */
   readonly freeWithinMs?: number | undefined;
   /** Added to the lease for the server's own timers, in ms. @default 10_000 */
   readonly leaseMarginMs?: number | undefined;
@@ -64,7 +68,10 @@ export interface LoadResult {
   readonly pulls: readonly PromptResult[];
   /** Blocks that the server still holds; undefined when its metrics do not show them. */
   readonly leaks: LeakReport | undefined;
-  /** What the headless decode engine still held at the end, by name; a number other than zero (but for `listeners`) is a defect here. */
+  /**
+   * What the headless decode engine still held at the end, by name; a number other than zero (but
+   * for `listeners`) is a defect here.
+   */
   readonly outstanding: Readonly<Record<string, number>>;
 }
 
@@ -74,9 +81,10 @@ const FREE_WITHIN_MS = 20_000;
 const MAX_ABORT_AFTER_MS = 8;
 
 /**
- * Sends prompts to a prefill server, receives their KV without a model, and checks which blocks the server still holds afterwards. A first
- * request, which is not counted, finds the server's cache. Errors: those of this request and its handshake; later failures are part of
- * the result. `KV_CONFIG_INVALID` for a concurrency below 1.
+ * Sends prompts to a prefill server, receives their KV without a model, and checks which blocks the
+ * server still holds afterwards. A first request, which is not counted, finds the server's cache.
+ * Errors: those of this request and its handshake; later failures are part of the result.
+ * `KV_CONFIG_INVALID` for a concurrency below 1.
  */
 export async function load(options: LoadOptions): Promise<LoadResult> {
   const { server, sideChannel, concurrency, promptTokens } = options;
@@ -114,10 +122,16 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
       signal: options.signal,
     });
     const isPush = remote.transferMode === "push";
-    // P frees the blocks of the first request: a push P only after it has written them, a pull P after a notification.
-    if (isPush) await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
+    // P frees the blocks of the first request: a push P only after it has written them, a pull P
+    // after a notification.
+    if (isPush)
+      await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
     else
-      decode.giveUpQueued({ requestId: "kv-peer-first", numPromptTokens: longest, kvTransferParams: params });
+      decode.giveUpQueued({
+        requestId: "kv-peer-first",
+        numPromptTokens: longest,
+        kvTransferParams: params,
+      });
     await runConcurrently(options, clock, async (index) => {
       const length = promptTokens[index % promptTokens.length] ?? 1;
       const result = await runner.run({
@@ -156,23 +170,33 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   }
 }
 
-function chooseFault(chance: number, { abortShare = 0, noNotifyShare = 0 }: LoadOptions): Fault | undefined {
+function chooseFault(
+  chance: number,
+  { abortShare = 0, noNotifyShare = 0 }: LoadOptions,
+): Fault | undefined {
   if (chance < abortShare) return "abort";
   return chance < abortShare + noNotifyShare ? "no-notify" : undefined;
 }
 
-/** Random ids that every vocabulary has. No two prompts are equal, so the prefix cache has none of them. */
+/**
+ * Random ids that every vocabulary has. No two prompts are equal, so the prefix cache has none of
+ * them.
+ */
 export function randomPrompt(tokens: number, random: Ambient["random"]): readonly number[] {
   return Array.from({ length: tokens }, () => 10 + Math.floor(random.next() * 900));
 }
 
-/** Calls `work` with 0, 1, … at the requested rate and concurrency until the time, the number of requests or the signal ends the load. */
+/**
+ * Calls `work` with 0, 1, … at the requested rate and concurrency until the time, the number of
+ * requests or the signal ends the load.
+ */
 async function runConcurrently(
   { concurrency, ratePerSecond, durationMs, requests, signal }: LoadOptions,
   clock: Ambient["clock"],
   work: (index: number) => Promise<void>,
 ): Promise<void> {
-  const maxRequests = requests ?? (durationMs === undefined ? DEFAULT_REQUESTS : Number.POSITIVE_INFINITY);
+  const maxRequests =
+    requests ?? (durationMs === undefined ? DEFAULT_REQUESTS : Number.POSITIVE_INFINITY);
   const startMs = clock.now();
   const endMs = durationMs === undefined ? Number.POSITIVE_INFINITY : startMs + durationMs;
   let started = 0;
@@ -182,7 +206,8 @@ async function runConcurrently(
       const index = started++;
       if (ratePerSecond !== undefined) {
         const waitMs = startMs + (index * 1000) / ratePerSecond - clock.now();
-        if (waitMs > 0) await new Promise<void>((resolve) => clock.setTimer(resolve, waitMs, { ref: true }));
+        if (waitMs > 0)
+          await new Promise<void>((resolve) => clock.setTimer(resolve, waitMs, { ref: true }));
         if (isOver()) return;
       }
       await work(index);

@@ -15,7 +15,10 @@ const PARAMS = {
 };
 const BLOCK_BYTES = 256;
 
-/** A runner whose decode engine reports every read as complete but writes only the first `written` blocks. */
+/**
+ * A runner whose decode engine reports every read as complete but writes only the first `written`
+ * blocks.
+ */
 function runnerWriting(written: number, pool: BlockPool): PromptRunner {
   const memory = new Uint8Array(16 * BLOCK_BYTES);
   const block = (_rank: number, _region: number, id: number) =>

@@ -12,11 +12,15 @@ import { UNWRITTEN_BYTE } from "../headless/headless-decode.js";
 import type { MatchingDecode } from "../headless/matching-decode.js";
 import type { NotificationFilter } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
-import { countRemoteBlocks, decodeRequestId, readRemotePrefill } from "../protocol/remote-prefill.js";
+import {
+  countRemoteBlocks,
+  decodeRequestId,
+  readRemotePrefill,
+} from "../protocol/remote-prefill.js";
 
 /**
- * A fault that is made on purpose. `abort`: the request is aborted during its READ. `no-notify`: P is not notified of the READ, as when a
- * decode worker dies.
+ * A fault that is made on purpose. `abort`: the request is aborted during its READ. `no-notify`: P
+ * is not notified of the READ, as when a decode worker dies.
  */
 export type Fault = "abort" | "no-notify";
 
@@ -70,7 +74,10 @@ export interface PromptRunnerOptions {
 /** Bytes at both ends of a block that are compared to see whether the block was written. */
 const EDGE_BYTES = 64;
 
-/** Runs single prompts of a load: P computes, the headless decode engine receives, the blocks are checked and dropped. */
+/**
+ * Runs single prompts of a load: P computes, the headless decode engine receives, the blocks are
+ * checked and dropped.
+ */
 export class PromptRunner {
   readonly #options: PromptRunnerOptions;
   /** Bytes of a logical block over all regions and ranks. */
@@ -79,7 +86,10 @@ export class PromptRunner {
   constructor(options: PromptRunnerOptions) {
     this.#options = options;
     const { decode, metadata, settings } = options.matching;
-    const kernelBytes = settings.regions.reduce((sum, { blockLengthBytes }) => sum + blockLengthBytes, 0);
+    const kernelBytes = settings.regions.reduce(
+      (sum, { blockLengthBytes }) => sum + blockLengthBytes,
+      0,
+    );
     this.#blockLengthBytes = kernelBytes * metadata.physicalBlocksPerLogical * decode.tpSize;
   }
 
@@ -115,7 +125,8 @@ export class PromptRunner {
         filter.drop(remote.remoteRequestId);
       }
       const readMs = clock.now();
-      if (await this.receive(order, params, remote)) return result({ outcome: "aborted", pullMs: undefined });
+      if (await this.receive(order, params, remote))
+        return result({ outcome: "aborted", pullMs: undefined });
       return result({
         outcome: "ok",
         pullMs: clock.now() - readMs,
@@ -128,8 +139,9 @@ export class PromptRunner {
   }
 
   /**
-   * Receives the KV of one prompt, checks that every block was written, and ends the request. Resolves with true when it was aborted. Errors:
-   * those of the transfer; `KV_TRANSFER_FAILED` when a block was not written.
+   * Receives the KV of one prompt, checks that every block was written, and ends the request.
+   * Resolves with true when it was aborted. Errors: those of the transfer; `KV_TRANSFER_FAILED`
+   * when a block was not written.
    */
   async receive(
     order: Pick<PromptOrder, "prompt" | "fault" | "abortAfterMs">,
@@ -156,7 +168,9 @@ export class PromptRunner {
         : undefined;
     try {
       for (const edge of this.#blockEdges(taken)) edge.fill(UNWRITTEN_BYTE);
-      const { failure, aborted } = await decode.receive(request, blockIds, { signal: abort.signal });
+      const { failure, aborted } = await decode.receive(request, blockIds, {
+        signal: abort.signal,
+      });
       if (!aborted) decode.finish(request, blockIds);
       if (failure !== undefined && failure.code !== "KV_REQUEST_ABORTED")
         throw new KvError(failure.code, failure.message);
@@ -169,7 +183,10 @@ export class PromptRunner {
     }
   }
 
-  /** The first and the last bytes of every kernel block of these logical blocks, in every region of every rank. */
+  /**
+   * The first and the last bytes of every kernel block of these logical blocks, in every region of
+   * every rank.
+   */
   *#blockEdges(ids: readonly number[]): Generator<Uint8Array> {
     const { decode, metadata, settings } = this.#options.matching;
     const kernels = metadata.physicalBlocksPerLogical;

@@ -4,7 +4,10 @@ import type { ConfiguredGroups } from "@kv/kv-plan";
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
 
-/** The KV cache groups of an engine as its user gives them: the kind of each, or what follows from a model's config.json. */
+/**
+ * The KV cache groups of an engine as its user gives them: the kind of each, or what follows from a
+ * model's config.json.
+ */
 export type GivenGroups = readonly KvCacheKind[] | ConfiguredGroups;
 
 const isConfigured = (given: GivenGroups): given is ConfiguredGroups => "kinds" in given;
@@ -14,8 +17,9 @@ export const kindsOf = (given: GivenGroups): readonly KvCacheKind[] =>
   isConfigured(given) ? given.kinds : given;
 
 /**
- * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has given them: a handshake carries the sizes of states, but not the
- * groups that hold them. Errors: `KV_CONFIG_INVALID` for kinds that must be given, and for given ones that do not fit the engine.
+ * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has
+ * given them: a handshake carries the sizes of states, but not the groups that hold them. Errors:
+ * `KV_CONFIG_INVALID` for kinds that must be given, and for given ones that do not fit the engine.
  */
 export function groupKinds(
   metadata: AgentMetadata,
@@ -39,7 +43,11 @@ export function groupKinds(
   );
 }
 
-function checkGiven(metadata: AgentMetadata, numGroups: number, groups: GivenGroups): readonly KvCacheKind[] {
+function checkGiven(
+  metadata: AgentMetadata,
+  numGroups: number,
+  groups: GivenGroups,
+): readonly KvCacheKind[] {
   const given = kindsOf(groups);
   const from = isConfigured(groups) ? groups.from : "--groups";
   if (given.length !== numGroups) {
@@ -61,7 +69,10 @@ function checkGiven(metadata: AgentMetadata, numGroups: number, groups: GivenGro
   );
 }
 
-/** Refuses the config.json of another model, and groups in another order than the engine's, as far as its regions name their layers. */
+/**
+ * Refuses the config.json of another model, and groups in another order than the engine's, as far
+ * as its regions name their layers.
+ */
 function checkLayers(
   { regionNames = [], regionGroupIds = [] }: AgentMetadata,
   configured: ConfiguredGroups,

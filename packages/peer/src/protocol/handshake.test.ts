@@ -21,7 +21,10 @@ test("replaceCompatibilityHash changes the hash, keeps the agent's bytes, and ke
     replaceCompatibilityHash(metadata, HASH, { keepExtension }),
   );
   const [extended, plain] = replaced.map(({ payload }) => decodeHandshakePayload(payload));
-  expect(extended).toMatchObject({ compatibilityHash: HASH, extension: { features: ["push-control-1"] } });
+  expect(extended).toMatchObject({
+    compatibilityHash: HASH,
+    extension: { features: ["push-control-1"] },
+  });
   expect(plain?.compatibilityHash).toBe(HASH);
   expect(plain?.extension).toBeUndefined();
   expect(plain?.agentMetadataBytes).toEqual(Uint8Array.of(1, 2, 3));

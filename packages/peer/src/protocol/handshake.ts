@@ -42,12 +42,16 @@ export interface RankHandshake {
 }
 
 /**
- * Asks tensor-parallel rank `tpRank` of pipeline stage 0 for its handshake metadata. Errors: those of `SideChannel.request`.
+ * Asks tensor-parallel rank `tpRank` of pipeline stage 0 for its handshake metadata. Errors: those
+ * of `SideChannel.request`.
  */
 export async function exchangeHandshake(
   sideChannel: SideChannel,
   address: SideChannelAddress,
-  { tpRank = 0, timeoutMs = HANDSHAKE_TIMEOUT_MS }: { tpRank?: number; timeoutMs?: number | undefined } = {},
+  {
+    tpRank = 0,
+    timeoutMs = HANDSHAKE_TIMEOUT_MS,
+  }: { tpRank?: number; timeoutMs?: number | undefined } = {},
 ): Promise<HandshakeExchange> {
   const request = encodeHandshakeRequest({ ppRank: 0, tpRank });
   const { host, port } = address;
@@ -55,16 +59,20 @@ export async function exchangeHandshake(
   return { request, reply };
 }
 
-/** Decodes the frames of a reply. Errors: `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Decodes the frames of a reply. Errors: `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodeHandshake({ reply }: HandshakeExchange): RankHandshake {
   const refusal = decodeHandshakeRefusal(reply.frames);
-  if (refusal !== undefined) throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`);
+  if (refusal !== undefined)
+    throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`);
   return decodeHandshakeReply(reply.frames);
 }
 
 /**
- * Asks one rank and decodes its hash and its metadata. Errors: those of `exchangeHandshake` and `decodeHandshake`, `KV_WIRE_MALFORMED` for
- * the metadata.
+ * Asks one rank and decodes its hash and its metadata. Errors: those of `exchangeHandshake` and
+ * `decodeHandshake`, `KV_WIRE_MALFORMED` for the metadata.
  */
 export async function readRankMetadata(
   sideChannel: SideChannel,
@@ -77,9 +85,10 @@ export async function readRankMetadata(
 }
 
 /**
- * Replaces the compatibility hash of a rank's handshake metadata. A headless engine does not know the factors of the model that it stands in
- * for, so it announces the hash of the real server. `keepExtension` keeps what only engines of this project announce; without it the peer
- * sees a plain vLLM. Errors: `KV_WIRE_MALFORMED`.
+ * Replaces the compatibility hash of a rank's handshake metadata. A headless engine does not know
+ * the factors of the model that it stands in for, so it announces the hash of the real server.
+ * `keepExtension` keeps what only engines of this project announce; without it the peer sees a
+ * plain vLLM. Errors: `KV_WIRE_MALFORMED`.
  */
 export function replaceCompatibilityHash(
   metadata: WorkerHandshakeMetadata,
@@ -89,6 +98,11 @@ export function replaceCompatibilityHash(
   const { agentMetadataBytes, extension } = decodeHandshakePayload(metadata.payload);
   // The extension is a key on the wire: it is absent, not undefined.
   const kept = keepExtension && extension !== undefined ? { extension } : {};
-  const payload = encodeHandshakePayload({ compatibilityHash, agentMetadataBytes, rest: {}, ...kept });
+  const payload = encodeHandshakePayload({
+    compatibilityHash,
+    agentMetadataBytes,
+    rest: {},
+    ...kept,
+  });
   return { ...metadata, payload };
 }

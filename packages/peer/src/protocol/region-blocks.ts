@@ -17,14 +17,21 @@ export function groupsOfRegion(
   return holdsAllGroups ? Array.from({ length: numGroups }, (_, each) => each) : [group];
 }
 
-/** The kernel blocks of a request in one region, in the order in which a recording stores them: group after group. */
+/**
+ * The kernel blocks of a request in one region, in the order in which a recording stores them:
+ * group after group.
+ */
 export function kernelBlocksOfRegion(
   metadata: AgentMetadata,
   region: number,
   blockIds: BlockIds,
 ): readonly number[] {
-  const logical = groupsOfRegion(metadata, region, blockIds.length).flatMap((group) => blockIds[group] ?? []);
+  const logical = groupsOfRegion(metadata, region, blockIds.length).flatMap(
+    (group) => blockIds[group] ?? [],
+  );
   const kernels = metadata.physicalBlocksPerLogical;
   if (kernels === 1) return logical;
-  return logical.flatMap((id) => Array.from({ length: kernels }, (_, kernel) => id * kernels + kernel));
+  return logical.flatMap((id) =>
+    Array.from({ length: kernels }, (_, kernel) => id * kernels + kernel),
+  );
 }

@@ -7,15 +7,18 @@ import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.j
 
 /** One difference between two recordings. */
 export interface Difference {
-  /** The place, such as "prefill rank 0: blockSize" or "prompt 1: rank 0, model.layers.0.self_attn.attn". */
+  /**
+   * The place, such as "prefill rank 0: blockSize" or "prompt 1: rank 0,
+   * model.layers.0.self_attn.attn".
+   */
   readonly where: string;
   /** The value in the first recording, as text. */
   readonly one: string;
   /** The value in the second recording, as text. */
   readonly other: string;
   /**
-   * `pairing`: a peer that pairs with one server may not pair with the other. `result`: KV or tokens differ. `fact`: a difference that does
-   * not matter by itself.
+   * `pairing`: a peer that pairs with one server may not pair with the other. `result`: KV or
+   * tokens differ. `fact`: a difference that does not matter by itself.
    */
   readonly kind: "pairing" | "result" | "fact";
 }
@@ -24,7 +27,10 @@ export interface Difference {
 export interface DiffOptions {
   /** The largest difference between two values of KV that counts as equal. @default 0 */
   readonly tolerance?: number | undefined;
-  /** The kind of each KV cache group. @default those of the recordings, or of the handshakes where these say them */
+  /**
+   * The kind of each KV cache group. @default those of the recordings, or of the handshakes where
+   * these say them
+   */
   readonly groups?: GivenGroups | undefined;
   /** The type of the values in KV. @default bytes are compared */
   readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
@@ -50,7 +56,10 @@ const PER_REQUEST = [
 ];
 const MAX_SHOWN_CHARACTERS = 120;
 
-/** Compares two recordings: of two versions, two settings, or two runs. Errors: those of `Recording.handshakes` and `Recording.kv`. */
+/**
+ * Compares two recordings: of two versions, two settings, or two runs. Errors: those of
+ * `Recording.handshakes` and `Recording.kv`.
+ */
 export async function diffRecordings(
   one: Recording,
   other: Recording,
@@ -89,7 +98,12 @@ export async function diffRecordings(
       for (const field of Object.keys(metadata) as (keyof AgentMetadata)[]) {
         if (PER_START.includes(field)) continue;
         const isSize = field === "numBlocks" || field === "regionNumBlocks";
-        compare(`${where}: ${field}`, metadata[field], match.metadata[field], isSize ? "fact" : "pairing");
+        compare(
+          `${where}: ${field}`,
+          metadata[field],
+          match.metadata[field],
+          isSize ? "fact" : "pairing",
+        );
       }
     }
   }
@@ -157,8 +171,9 @@ export interface FilledPart {
 }
 
 /**
- * Where the bytes that a prompt determines lie in its KV: of attention the blocks that it fills, of states the last one without the rest of its page. The rest
- * holds leftovers of other requests. Errors: `KV_CONFIG_INVALID` where the kinds of the groups must be given.
+ * Where the bytes that a prompt determines lie in its KV: of attention the blocks that it fills, of
+ * states the last one without the rest of its page. The rest holds leftovers of other requests.
+ * Errors: `KV_CONFIG_INVALID` where the kinds of the groups must be given.
  */
 export function filledParts(
   handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],
@@ -184,7 +199,11 @@ export function filledParts(
           const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
           const lengthBytes = Math.min(pageBytes, convBytes + recurrentBytes);
           if (pages > 0)
-            parts.push({ ...part, offsetBytes: offsetBytes + (pages - 1) * pageBytes, lengthBytes });
+            parts.push({
+              ...part,
+              offsetBytes: offsetBytes + (pages - 1) * pageBytes,
+              lengthBytes,
+            });
         } else if (extent !== "whole") {
           const isFull = tokens.length % blockTokens === 0 && pages * blockTokens <= tokens.length;
           parts.push({

@@ -21,8 +21,9 @@ export interface ReceivePlace extends Omit<MatchingDecodeOptions, "concurrency">
 }
 
 /**
- * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank after rank, within a rank region after region,
- * within a region the request's kernel blocks. Errors: those of `openMatchingDecode`; the code of the failed receive.
+ * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank
+ * after rank, within a rank region after region, within a region the request's kernel blocks.
+ * Errors: those of `openMatchingDecode`; the code of the failed receive.
  */
 export async function receiveKv(
   { tokens, params, remote }: PrefilledPrompt,
@@ -55,7 +56,11 @@ function consecutiveIds(like: BlockIds): BlockIds {
 }
 
 /** The bytes of the blocks: rank after rank, within a rank region after region. */
-function copyBlocks({ decode, metadata }: MatchingDecode, tpSize: number, blockIds: BlockIds): Uint8Array {
+function copyBlocks(
+  { decode, metadata }: MatchingDecode,
+  tpSize: number,
+  blockIds: BlockIds,
+): Uint8Array {
   const blocks: Uint8Array[] = [];
   for (let tpRank = 0; tpRank < tpSize; tpRank++) {
     for (const region of metadata.baseAddresses.keys()) {

@@ -27,7 +27,10 @@ export interface RecordOptions {
   readonly folder: string;
   /** The prefill server. */
   readonly prefill: EngineServer;
-  /** Continues from the same KV after it was recorded; its tokens are recorded too. @default undefined */
+  /**
+   * Continues from the same KV after it was recorded; its tokens are recorded too. @default
+   * undefined
+   */
   readonly decode?: EngineServer | undefined;
   /** Moves the blocks. The caller closes it. */
   readonly transport: Transport;
@@ -35,7 +38,10 @@ export interface RecordOptions {
   readonly sideChannel: SideChannel;
   /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
-  /** The kind of each KV cache group, where handshakes do not say them; kept in the recording for `diffRecordings`. @default undefined */
+  /**
+   * The kind of each KV cache group, where handshakes do not say them; kept in the recording for
+   * `diffRecordings`. @default undefined
+   */
   readonly groups?: GivenGroups | undefined;
   /** Tokens that the decode server generates per prompt. @default 16 */
   readonly outputTokens?: number | undefined;
@@ -50,8 +56,9 @@ export interface RecordOptions {
 const OUTPUT_TOKENS = 16;
 
 /**
- * Records a running pair: the handshakes of every rank, and for each prompt `kv_transfer_params`, the KV, and the tokens of the decode server.
- * The manifest is written last. Errors: those of the servers, the side channel and the transport; `KV_CONFIG_INVALID` without prompts.
+ * Records a running pair: the handshakes of every rank, and for each prompt `kv_transfer_params`,
+ * the KV, and the tokens of the decode server. The manifest is written last. Errors: those of the
+ * servers, the side channel and the transport; `KV_CONFIG_INVALID` without prompts.
  */
 export async function record(options: RecordOptions): Promise<Manifest> {
   const recorder = new Recorder(options);
@@ -80,7 +87,8 @@ class Recorder {
     const params = await prefill.prefill(tokens);
     const remote = readRemotePrefill(params);
     const isPush = remote.transferMode === "push";
-    // The decode server reads the same blocks and notifies P. A second notification would free them too early.
+    // The decode server reads the same blocks and notifies P. A second notification would free them
+    // too early.
     if (decode !== undefined && !isPush) this.#filter.drop(remote.remoteRequestId);
     this.#tpSize = remote.tpSize;
     if (this.#prefillSide === undefined) await this.#checkGroups(remote);
@@ -127,7 +135,9 @@ class Recorder {
     return manifest;
   }
 
-  /** The tokens that the decode server generates from this KV; undefined without a decode server. */
+  /**
+   * The tokens that the decode server generates from this KV; undefined without a decode server.
+   */
   async #continue(
     tokens: readonly number[],
     params: KvTransferParams,
@@ -146,7 +156,10 @@ class Recorder {
     return await this.#continue(tokens, params, requestId);
   }
 
-  /** The handshakes of the decode server; undefined when it does not announce a side channel. A pull D does not need one. */
+  /**
+   * The handshakes of the decode server; undefined when it does not announce a side channel. A pull
+   * D does not need one.
+   */
   async #recordDecodeSide(server: EngineServer): Promise<RecordedSide | undefined> {
     try {
       return await this.#recordSide("d", server, readRemotePrefill(await server.prefill([20, 30])));

@@ -28,9 +28,19 @@ const sideSchema = z.object({
 const promptSchema = z.object({
   tokens: z.array(z.int().min(0)).min(1).max(4_000_000),
   params: z.record(z.string(), z.unknown()).describe("The server's kv_transfer_params."),
-  kv: z.object({ file: fileName, lengthBytes: z.int().min(0), sha256: z.string().regex(/^[0-9a-f]{64}$/) }),
-  notification: z.string().max(1024).describe("The notification after which the server frees the blocks."),
-  made: z.array(z.int()).optional().describe("The tokens that the decode server generated from this KV."),
+  kv: z.object({
+    file: fileName,
+    lengthBytes: z.int().min(0),
+    sha256: z.string().regex(/^[0-9a-f]{64}$/),
+  }),
+  notification: z
+    .string()
+    .max(1024)
+    .describe("The notification after which the server frees the blocks."),
+  made: z
+    .array(z.int())
+    .optional()
+    .describe("The tokens that the decode server generated from this KV."),
 });
 
 /** The schema of a recording's `manifest.json`. */
@@ -46,7 +56,10 @@ export const manifestSchema = z.object({
     .describe("The kind of each KV cache group, where the user has given them."),
   prompts: z.array(promptSchema).min(1).max(10_000),
 });
-/** The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the prompts with the files of their KV. */
+/**
+ * The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the
+ * prompts with the files of their KV.
+ */
 export type Manifest = z.infer<typeof manifestSchema>;
 /** One server of a recording and the files with its handshakes. */
 export type RecordedSide = z.infer<typeof sideSchema>;
@@ -59,11 +72,15 @@ export interface Recording {
   readonly folder: string;
   /** The validated content of `manifest.json`. */
   readonly manifest: Manifest;
-  /** Reads and decodes the handshake of each rank, in the order of the manifest. Errors: `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`. */
+  /**
+   * Reads and decodes the handshake of each rank, in the order of the manifest. Errors:
+   * `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`.
+   */
   handshakes(side: RecordedSide): Promise<readonly RecordedHandshake[]>;
   /**
-   * Reads the KV of a prompt: rank after rank, within a rank region after region, within a region the request's kernel blocks in order.
-   * Errors: `KV_CONFIG_INVALID` when the file's length or SHA-256 is not the recorded one.
+   * Reads the KV of a prompt: rank after rank, within a rank region after region, within a region
+   * the request's kernel blocks in order. Errors: `KV_CONFIG_INVALID` when the file's length or
+   * SHA-256 is not the recorded one.
    */
   kv(prompt: RecordedPrompt): Promise<Uint8Array>;
 }
@@ -82,7 +99,10 @@ const MANIFEST = "manifest.json";
 const MAX_MANIFEST_BYTES = 256 << 20;
 const MAX_FRAME_BYTES = 32 << 20;
 
-/** Opens a recording and validates its manifest; the KV is validated when it is read. Errors: `KV_CONFIG_INVALID` with the file and the reason. */
+/**
+ * Opens a recording and validates its manifest; the KV is validated when it is read. Errors:
+ * `KV_CONFIG_INVALID` with the file and the reason.
+ */
 export async function openRecording(folder: string): Promise<Recording> {
   const file = join(folder, MANIFEST);
   const bytes = await readBytes(file, MAX_MANIFEST_BYTES).catch((error: KvError) => {
@@ -105,7 +125,10 @@ export async function openRecording(folder: string): Promise<Recording> {
       );
     },
     async kv({ kv }) {
-      const bytes = await readBytes(join(folder, kv.file), Math.max(kv.lengthBytes, MAX_FRAME_BYTES));
+      const bytes = await readBytes(
+        join(folder, kv.file),
+        Math.max(kv.lengthBytes, MAX_FRAME_BYTES),
+      );
       const sha256 = digest(bytes);
       if (bytes.byteLength === kv.lengthBytes && sha256 === kv.sha256) return bytes;
       throw new KvError(
@@ -117,7 +140,10 @@ export async function openRecording(folder: string): Promise<Recording> {
   };
 }
 
-/** Writes the files of a recording. The manifest is written last: a folder without one is not a recording. */
+/**
+ * Writes the files of a recording. The manifest is written last: a folder without one is not a
+ * recording.
+ */
 export interface RecordingWriter {
   /** Writes a handshake frame. Resolves with its path for the manifest. */
   frame(name: string, bytes: Uint8Array): Promise<string>;
@@ -171,7 +197,10 @@ async function readBytes(file: string, maxBytes: number): Promise<Uint8Array> {
     const stats = await handle.stat();
     if (!stats.isFile()) throw new KvError("KV_CONFIG_INVALID", `${file} is not a file`);
     if (stats.size > maxBytes)
-      throw new KvError("KV_CONFIG_INVALID", `${file} has ${stats.size} bytes; the limit is ${maxBytes}`);
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `${file} has ${stats.size} bytes; the limit is ${maxBytes}`,
+      );
     const bytes = new Uint8Array(stats.size);
     let length = 0;
     while (length < bytes.byteLength) {

@@ -10,7 +10,11 @@ let ids = 0;
 function span(
   name: string,
   [startMs, endMs]: [number, number],
-  { parent, process = "proxy", ...more }: { parent?: TraceSpan; process?: string } & Partial<TraceSpan> = {},
+  {
+    parent,
+    process = "proxy",
+    ...more
+  }: { parent?: TraceSpan; process?: string } & Partial<TraceSpan> = {},
 ): TraceSpan {
   ids += 1;
   return {
@@ -76,7 +80,10 @@ test("text and SVG name each span with what it moved, and what a trace says is e
 test("several requests of one client's trace: the slowest comes first; an id or its beginning chooses", () => {
   const outside = span("client", [0, 1000], { process: "client" });
   const quick = span("kv_proxy.request", [300, 310], { attributes: { "kv.request_id": "r2" } });
-  const lost = span("kv_proxy.request", [0, 500], { parent: outside, attributes: { "kv.request_id": "x3" } });
+  const lost = span("kv_proxy.request", [0, 500], {
+    parent: outside,
+    attributes: { "kv.request_id": "x3" },
+  });
   // The client's own spans are not in the file.
   const traces = requestTraces([quick, lost, ...spans]);
   expect(traces.map(({ requestId }) => requestId)).toEqual(["x3", "r1", "r2"]);
@@ -94,7 +101,13 @@ test("a client's own span in the file is the parent, and does not hide the reque
 });
 
 test("spans that are each other's parents are no request, and end", () => {
-  const one = span("kv.a", [0, 1], { parentSpanId: "00000000000000bb", spanId: "00000000000000aa" });
-  const two = span("kv.b", [0, 1], { parentSpanId: "00000000000000aa", spanId: "00000000000000bb" });
+  const one = span("kv.a", [0, 1], {
+    parentSpanId: "00000000000000bb",
+    spanId: "00000000000000aa",
+  });
+  const two = span("kv.b", [0, 1], {
+    parentSpanId: "00000000000000aa",
+    spanId: "00000000000000bb",
+  });
   expect(requestTraces([one, two])).toEqual([]);
 });

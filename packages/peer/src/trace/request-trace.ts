@@ -29,11 +29,15 @@ const MAX_FILE_BYTES = 512 * 2 ** 20;
 const OWN_SPAN = /^kv[._]/;
 
 /**
- * Reads the spans of a file in OTLP JSON lines. A last line that breaks off, as that of a process that was killed, is passed to `warn` and left
- * out. Errors: `KV_CONFIG_INVALID` for a file that cannot be read and for one without spans of this project; `KV_WIRE_MALFORMED` naming the
- * line; `KV_WIRE_LIMIT_EXCEEDED`.
+ * Reads the spans of a file in OTLP JSON lines. A last line that breaks off, as that of a process
+ * that was killed, is passed to `warn` and left out. Errors: `KV_CONFIG_INVALID` for a file that
+ * cannot be read and for one without spans of this project; `KV_WIRE_MALFORMED` naming the line;
+ * `KV_WIRE_LIMIT_EXCEEDED`.
  */
-export async function readTraceFile(file: string, warn: (message: string) => void): Promise<TraceSpan[]> {
+export async function readTraceFile(
+  file: string,
+  warn: (message: string) => void,
+): Promise<TraceSpan[]> {
   const spans: TraceSpan[] = [];
   let number = 0;
   let bytes = 0;
@@ -45,7 +49,10 @@ export async function readTraceFile(file: string, warn: (message: string) => voi
       number += 1;
       bytes += line.length;
       if (bytes > MAX_FILE_BYTES)
-        throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `${file} has more than ${MAX_FILE_BYTES} bytes`);
+        throw new KvError(
+          "KV_WIRE_LIMIT_EXCEEDED",
+          `${file} has more than ${MAX_FILE_BYTES} bytes`,
+        );
       if (line.trim() === "") continue;
       try {
         for (const span of readSpans(line)) spans.push(span);
@@ -57,7 +64,9 @@ export async function readTraceFile(file: string, warn: (message: string) => voi
     }
   } catch (error) {
     if (KvError.is(error)) throw error;
-    throw new KvError("KV_CONFIG_INVALID", `${file} cannot be read: ${String(error)}`, { hint: FILE_HINT });
+    throw new KvError("KV_CONFIG_INVALID", `${file} cannot be read: ${String(error)}`, {
+      hint: FILE_HINT,
+    });
   }
   if (broken !== undefined) warn(`${broken.message}; the line is left out`);
   if (spans.some(({ name }) => OWN_SPAN.test(name))) return spans;
@@ -72,8 +81,8 @@ const FILE_HINT =
   "give a file that npm run demo -- --trace FILE, kv-proxy --trace FILE or a collector's file exporter wrote";
 
 /**
- * The requests of a file, the slowest first. A trace with several first spans (as one client's trace of many requests has) gives one request
- * for each.
+ * The requests of a file, the slowest first. A trace with several first spans (as one client's
+ * trace of many requests has) gives one request for each.
  */
 export function requestTraces(spans: readonly TraceSpan[]): RequestTrace[] {
   const byId = new Map(spans.map((span) => [`${span.traceId} ${span.spanId}`, span]));
@@ -81,7 +90,11 @@ export function requestTraces(spans: readonly TraceSpan[]): RequestTrace[] {
   /** The nearest span above that is one of ours: a gateway may have its own in between. */
   const parentOf = (span: TraceSpan) => {
     let parent = above(span);
-    for (let steps = 0; parent !== undefined && !OWN_SPAN.test(parent.name) && steps < MAX_DEPTH; steps += 1)
+    for (
+      let steps = 0;
+      parent !== undefined && !OWN_SPAN.test(parent.name) && steps < MAX_DEPTH;
+      steps += 1
+    )
       parent = above(parent);
     return parent !== undefined && OWN_SPAN.test(parent.name) ? parent : undefined;
   };
@@ -118,14 +131,21 @@ export function requestTraces(spans: readonly TraceSpan[]): RequestTrace[] {
 }
 
 const MAX_DEPTH = 64;
-/** Clocks of two processes differ, and a parent in another process may end a moment before its child. */
+/**
+ * Clocks of two processes differ, and a parent in another process may end a moment before its
+ * child.
+ */
 const CLOCK_SLACK_MS = 2;
 
 /**
- * The request whose id, or whose trace's id, is `wanted` or begins with it; the slowest one when `wanted` is undefined. Errors:
- * `KV_CONFIG_INVALID` when there is none, naming some that there are.
+ * The request whose id, or whose trace's id, is `wanted` or begins with it; the slowest one when
+ * `wanted` is undefined. Errors: `KV_CONFIG_INVALID` when there is none, naming some that there
+ * are.
  */
-export function chooseRequest(traces: readonly RequestTrace[], wanted: string | undefined): RequestTrace {
+export function chooseRequest(
+  traces: readonly RequestTrace[],
+  wanted: string | undefined,
+): RequestTrace {
   const found = traces.find(
     ({ traceId, spans }) =>
       wanted === undefined ||
@@ -147,8 +167,9 @@ export interface TimeShare {
 }
 
 /**
- * Divides the request's time, from its first byte to its last: each moment belongs to the deepest span that lasts then, and among equals to the
- * one that began last. Background spans get no time. The longest shares come first.
+ * Divides the request's time, from its first byte to its last: each moment belongs to the deepest
+ * span that lasts then, and among equals to the one that began last. Background spans get no time.
+ * The longest shares come first.
  */
 export function timeShares({ spans, startMs, endMs }: RequestTrace): TimeShare[] {
   const counted = spans.filter(({ isBackground }) => !isBackground);

@@ -9,18 +9,26 @@ const EDGE = 14;
 const ROW = 38;
 const CHARACTER = 6.4;
 
-/** A request as an SVG document: a bar for each span, coloured by process, and the share of each process. It has a dark form. */
+/**
+ * A request as an SVG document: a bar for each span, coloured by process, and the share of each
+ * process. It has a dark form.
+ */
 export function traceSvg(trace: RequestTrace): string {
   const { spans, startMs, endMs, requestId, traceId } = trace;
   const processes = [...new Set(spans.map(({ process }) => process))];
-  const colourOf = (process: string) => COLOURS[processes.indexOf(process) % COLOURS.length] ?? "#777777";
+  const colourOf = (process: string) =>
+    COLOURS[processes.indexOf(process) % COLOURS.length] ?? "#777777";
   const shownMs = shownEndMs(trace) - startMs;
-  const x = (ms: number) => EDGE + Math.max(0, Math.min(1, (ms - startMs) / shownMs)) * (WIDTH - 2 * EDGE);
+  const x = (ms: number) =>
+    EDGE + Math.max(0, Math.min(1, (ms - startMs) / shownMs)) * (WIDTH - 2 * EDGE);
   const top = 92 + 18 * processes.length;
   const bottom = top + spans.length * ROW;
 
   const legend = processes.map((process, index) => {
-    const ms = timeShares(trace).reduce((sum, share) => sum + (share.process === process ? share.ms : 0), 0);
+    const ms = timeShares(trace).reduce(
+      (sum, share) => sum + (share.process === process ? share.ms : 0),
+      0,
+    );
     const y = 58 + 18 * index;
     return (
       `<rect x="${EDGE}" y="${y}" width="11" height="11" fill="${colourOf(process)}"/>` +
@@ -39,7 +47,9 @@ export function traceSvg(trace: RequestTrace): string {
     const colour = colourOf(span.process);
     const fill = span.error !== undefined ? "#e5484d" : colour;
     const opacity = span.isBackground ? ' fill-opacity="0.4"' : "";
-    const detail = [milliseconds(span.endMs - span.startMs), detailOf(span)].filter(Boolean).join(", ");
+    const detail = [milliseconds(span.endMs - span.startMs), detailOf(span)]
+      .filter(Boolean)
+      .join(", ");
     const events = span.events
       .filter(({ atMs }) => atMs <= shownEndMs(trace))
       .map(

@@ -29,7 +29,8 @@ export function traceText(trace: RequestTrace): string {
     "begins".padStart(10),
     "lasts".padStart(10),
   ].join("  ");
-  const after = lastMs > endMs ? `; the last span ends after ${milliseconds(lastMs - startMs)}` : "";
+  const after =
+    lastMs > endMs ? `; the last span ends after ${milliseconds(lastMs - startMs)}` : "";
   return [
     `request ${trace.requestId ?? "unknown"}, trace ${trace.traceId}`,
     `${milliseconds(endMs - startMs)}, ${spans.length} spans of ${processes.size} processes${after}`,
@@ -42,7 +43,10 @@ export function traceText(trace: RequestTrace): string {
   ].join("\n");
 }
 
-/** The end of what is drawn: a lease may last much longer than its request, and would leave the rest too small to see. */
+/**
+ * The end of what is drawn: a lease may last much longer than its request, and would leave the rest
+ * too small to see.
+ */
 export function shownEndMs({ spans, startMs, endMs }: RequestTrace): number {
   const lastMs = Math.max(...spans.map((span) => span.endMs));
   return Math.min(lastMs, startMs + 1.5 * (endMs - startMs)) || startMs + 1;
@@ -50,14 +54,22 @@ export function shownEndMs({ spans, startMs, endMs }: RequestTrace): number {
 
 /** What a span moved or named, such as "64 KiB, 4 descriptors, UCX". */
 export function detailOf({ attributes, events, error }: PlacedSpan): string {
-  const { ["kv.bytes"]: bytes, ["kv.descriptors"]: descriptors, ["kv.backend"]: backend } = attributes;
+  const {
+    ["kv.bytes"]: bytes,
+    ["kv.descriptors"]: descriptors,
+    ["kv.backend"]: backend,
+  } = attributes;
   const extended = events.filter(({ name }) => name === "extended").length;
   return [
     bytes === undefined ? "" : size(Number(bytes)),
     descriptors === undefined ? "" : `${descriptors} descriptors`,
     backend === undefined ? "" : String(backend),
-    attributes["kv.prompt_tokens"] === undefined ? "" : `${attributes["kv.prompt_tokens"]} prompt tokens`,
-    attributes["kv.output_tokens"] === undefined ? "" : `${attributes["kv.output_tokens"]} output tokens`,
+    attributes["kv.prompt_tokens"] === undefined
+      ? ""
+      : `${attributes["kv.prompt_tokens"]} prompt tokens`,
+    attributes["kv.output_tokens"] === undefined
+      ? ""
+      : `${attributes["kv.output_tokens"]} output tokens`,
     extended === 0 ? "" : `extended ${extended} times`,
     error === undefined ? "" : `failed: ${error}`,
   ]
@@ -72,7 +84,9 @@ export function milliseconds(ms: number): string {
 
 function size(bytes: number): string {
   if (bytes < 1024) return `${bytes} B`;
-  return bytes < 2 ** 20 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+  return bytes < 2 ** 20
+    ? `${(bytes / 1024).toFixed(1)} KiB`
+    : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 }
 
 function bar(span: PlacedSpan, startMs: number, shownMs: number): string {
@@ -98,7 +112,9 @@ function shareLines(trace: RequestTrace): string[] {
     "where the time went; each moment counts for the deepest span that lasts, and background spans (-) do not count",
     ...byProcess.flatMap(({ process, own, ms }) => [
       `${milliseconds(ms).padStart(10)} ${percent(ms)}  ${process}`,
-      ...own.map((share) => `${milliseconds(share.ms).padStart(10)} ${percent(share.ms)}    ${share.name}`),
+      ...own.map(
+        (share) => `${milliseconds(share.ms).padStart(10)} ${percent(share.ms)}    ${share.name}`,
+      ),
     ]),
   ];
 }

@@ -4,7 +4,10 @@ import type { MetricSamples } from "../http/prometheus-text.js";
 
 const bySource = (source: string) => [`${METRICS.promptTokensBySource}_total`, { source }] as const;
 
-/** The samples that are read, by vLLM's names (0.31 to 0.33). Only the engine that posts a transfer counts it: a D that READs, or a P that WRITEs. */
+/**
+ * The samples that are read, by vLLM's names (0.31 to 0.33). Only the engine that posts a transfer
+ * counts it: a D that READs, or a P that WRITEs.
+ */
 const SAMPLES = {
   transfers: [`${METRICS.bytesTransferred}_count`],
   bytes: [`${METRICS.bytesTransferred}_sum`],
@@ -16,7 +19,8 @@ const SAMPLES = {
   notificationsAfterExpiry: [`${METRICS.notificationsAfterExpiry}_total`],
   computedTokens: bySource("local_compute"),
   cachedTokens: bySource("local_cache_hit"),
-  // vLLM counts these when it plans to load them; where the load then fails, they are computed and stay counted here.
+  // vLLM counts these when it plans to load them; where the load then fails, they are computed and
+  // stay counted here.
   externalTokens: bySource("external_kv_transfer"),
 } as const satisfies Readonly<Record<string, readonly [string, Readonly<Record<string, string>>?]>>;
 
@@ -24,7 +28,11 @@ const SAMPLES = {
 export type EngineCounters = Readonly<Record<keyof typeof SAMPLES, number>>;
 
 /** All prompt tokens, wherever their KV came from. */
-export function promptTokens({ computedTokens, cachedTokens, externalTokens }: EngineCounters): number {
+export function promptTokens({
+  computedTokens,
+  cachedTokens,
+  externalTokens,
+}: EngineCounters): number {
   return computedTokens + cachedTokens + externalTokens;
 }
 
@@ -33,7 +41,10 @@ export function hasNixlConnector(samples: MetricSamples): boolean {
   return samples.sum(`${METRICS.failedTransfers}_total`) !== undefined;
 }
 
-/** What servers of one role have counted together. Errors: `KV_PROXY_UPSTREAM_FAILED` when one has no /metrics. */
+/**
+ * What servers of one role have counted together. Errors: `KV_PROXY_UPSTREAM_FAILED` when one has
+ * no /metrics.
+ */
 export async function readCounters(servers: readonly EngineServer[]): Promise<EngineCounters> {
   const all = await Promise.all(servers.map((server) => server.metrics()));
   return counters((name) => {

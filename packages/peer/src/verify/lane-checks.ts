@@ -35,7 +35,8 @@ export interface LaneEvidence {
 /** The classes, by name. */
 const [TCP, RDMA, SHARED_MEMORY] = LANE_CLASSES.map((_, rank) => rank) as [number, number, number];
 /**
- * vLLM looks for the end of a transfer once in an engine step, so the times of shorter ones say nothing about the lane.
+ * vLLM looks for the end of a transfer once in an engine step, so the times of shorter ones say
+ * nothing about the lane.
  */
 const LEAST_MEAN_MS = 100;
 /** A lane that gives less than this share of what it can is another one, or limited. */
@@ -54,14 +55,20 @@ export function laneChecks(
   const speed = speedOf(moved, evidence);
   const about = { area: "lane", title: "lane", details: { lane, best, ...speed } } as const;
   const notRdma = (found: string): VerifyCheck => ({
-    ...{ ...about, id: "lane.tcp-instead-of-rdma", title: "TCP instead of RDMA", status: "fail" },
+    ...about,
+    id: "lane.tcp-instead-of-rdma",
+    title: "TCP instead of RDMA",
+    status: "fail",
     found: `${found} (vllm-project/vllm#52607)`,
     fix: FIXES.rdma,
   });
   const checks: VerifyCheck[] = [];
   if (lane === undefined) {
     const isSlow =
-      best?.rank === RDMA && speed.isTimed && speed.share !== undefined && speed.share < LEAST_SHARE;
+      best?.rank === RDMA &&
+      speed.isTimed &&
+      speed.share !== undefined &&
+      speed.share < LEAST_SHARE;
     if (isSlow)
       checks.push(
         notRdma(
@@ -105,15 +112,24 @@ interface LaneInUse extends Lane {
   readonly source: string;
 }
 
-/** The lane that the posting side's log names. Without it, where both servers run on this host: the worse of those by which this host reaches them, because both must permit a lane. */
+/**
+ * The lane that the posting side's log names. Without it, where both servers run on this host: the
+ * worse of those by which this host reaches them, because both must permit a lane.
+ */
 function laneInUse(poster: Role, { logs, reached, here }: LaneEvidence): LaneInUse | undefined {
   const { protocols = [], provider } = logs[poster] ?? {};
   const operation = poster === "decode" ? "READ" : "WRITE";
   const logged = laneOf(protocols.filter((protocol) => protocol.operation === operation));
   const source = `the log of ${poster}`;
   if (logged.how !== "") return { ...logged, how: `UCX over ${logged.how}`, source };
-  if (provider !== undefined) return { ...laneNamed(provider), how: `LIBFABRIC over ${provider}`, source };
-  if (!here.prefill || !here.decode || reached.prefill === undefined || reached.decode === undefined)
+  if (provider !== undefined)
+    return { ...laneNamed(provider), how: `LIBFABRIC over ${provider}`, source };
+  if (
+    !here.prefill ||
+    !here.decode ||
+    reached.prefill === undefined ||
+    reached.decode === undefined
+  )
     return undefined;
   const [p, d] = [laneOf(reached.prefill.lanes), laneOf(reached.decode.lanes)];
   if (p.how === "" || d.how === "") return undefined;
@@ -142,7 +158,10 @@ const named = ({ name, gigabitsPerSecond }: RdmaDevice) =>
 
 interface Speed {
   readonly bytesPerMs: number;
-  /** What the lane should give: as fast as this host read P's memory, or as the slower device; undefined where neither is known. */
+  /**
+   * What the lane should give: as fast as this host read P's memory, or as the slower device;
+   * undefined where neither is known.
+   */
   readonly expectedBytesPerMs: number | undefined;
   /** Whose rate is expected, as words before it. */
   readonly expectation: string;
@@ -163,7 +182,9 @@ function speedOf(
   const slower = Math.min(
     ...(["prefill", "decode"] as const).map((role) =>
       Math.max(
-        ...active(devices[role] ?? []).map(({ gigabitsPerSecond = Number.NaN }) => gigabitsPerSecond),
+        ...active(devices[role] ?? []).map(
+          ({ gigabitsPerSecond = Number.NaN }) => gigabitsPerSecond,
+        ),
         0,
       ),
     ),
@@ -188,7 +209,9 @@ function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed
   const { bytesPerMs, expectedBytesPerMs, expectation, share, meanMs, postShare, isTimed } = speed;
   const expected =
     expectedBytesPerMs === undefined ? "" : `, ${expectation} ${gigabytes(expectedBytesPerMs)}`;
-  const short = isTimed ? "" : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
+  const short = isTimed
+    ? ""
+    : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
   const found = `at least ${gigabytes(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
   const isSlow = isTimed && share !== undefined && share < LEAST_SHARE;
   const checks: VerifyCheck[] = [

@@ -1,6 +1,12 @@
 import { open } from "node:fs/promises";
 import { KvError, type SideChannel } from "@kv/interface";
-import { doctorReportSchema, type RdmaDevice, rdmaDevices, readUcxProtocols, realHost } from "@kv/nixl";
+import {
+  doctorReportSchema,
+  type RdmaDevice,
+  rdmaDevices,
+  readUcxProtocols,
+  realHost,
+} from "@kv/nixl";
 import type { RemotePrefillParams } from "@kv/protocol";
 import { z } from "zod";
 import { measured, probeRequest } from "../doctor/memory/memory-checks.js";
@@ -35,8 +41,9 @@ const PROBE_LIMIT_BYTES = 64 << 20;
 const LOG_LIMIT_BYTES = 64 << 20;
 
 /**
- * Reads the files about hosts, so that a wrong one is refused before a prompt is sent. The function that it resolves with collects what logs, hosts and the
- * servers' memory say about the lane. Errors of both: `KV_CONFIG_INVALID` for a file that cannot be read.
+ * Reads the files about hosts, so that a wrong one is refused before a prompt is sent. The function
+ * that it resolves with collects what logs, hosts and the servers' memory say about the lane.
+ * Errors of both: `KV_CONFIG_INVALID` for a file that cannot be read.
  */
 export async function laneEvidence({
   servers,
@@ -91,7 +98,10 @@ const deviceSchema = z.object({
   gigabitsPerSecond: z.number().optional(),
 });
 
-/** The RDMA devices in what `kv-nixl doctor --json` printed. Errors: `KV_CONFIG_INVALID` when it is something else. */
+/**
+ * The RDMA devices in what `kv-nixl doctor --json` printed. Errors: `KV_CONFIG_INVALID` when it is
+ * something else.
+ */
 export function devicesOf(text: string, from: string): readonly RdmaDevice[] {
   const report = doctorReportSchema.safeParse(parseJson(text));
   const checks = report.data?.checks.filter(({ id }) => /^machine\.rdma(\.|$)/.test(id)) ?? [];
@@ -102,12 +112,18 @@ export function devicesOf(text: string, from: string): readonly RdmaDevice[] {
   return checks.flatMap(({ details }) => deviceSchema.safeParse(details).data ?? []);
 }
 
-/** Where a server's engine is; undefined when it answers prefill requests without it, as a server that only decodes may. */
+/**
+ * Where a server's engine is; undefined when it answers prefill requests without it, as a server
+ * that only decodes may.
+ */
 function ask(server: EngineServer): Promise<RemotePrefillParams | undefined> {
   return server.prefill(PROBE_PROMPT).then(readRemotePrefill, () => undefined);
 }
 
-/** Reads a server's memory from this host, over every transport that UCX has here. Undefined when it cannot be read. Errors: those of its side channel. */
+/**
+ * Reads a server's memory from this host, over every transport that UCX has here. Undefined when it
+ * cannot be read. Errors: those of its side channel.
+ */
 async function reach(
   role: Role,
   remotePrefill: RemotePrefillParams,

@@ -53,16 +53,21 @@ export function requestChecks({ prompts: sent }: SeenDeployment): VerifyCheck[] 
     return [{ id: "requests.answered", area, title: "answered", status: "ok", found }];
   }
   const found = `${failed.length} of ${prompts(sent.length)}; the first: ${first.message}`;
-  const fix = "the logs of the front end and of both servers have the cause; kv-peer doctor checks the pair";
+  const fix =
+    "the logs of the front end and of both servers have the cause; kv-peer doctor checks the pair";
   return [{ id: "requests.failed", area, title: "requests failed", status: "fail", found, fix }];
 }
 
 /**
- * How a prompt that was answered was served. `unclear`: D counted other prompts at the same time. `elsewhere`: no D that was given counted it.
+ * How a prompt that was answered was served. `unclear`: D counted other prompts at the same time.
+ * `elsewhere`: no D that was given counted it.
  */
 type ServedHow = "moved" | "recomputed" | "unclear" | "elsewhere";
 
-/** How a prompt was served, by what both sides counted meanwhile. A transfer counts, and not D's word that it has loaded. */
+/**
+ * How a prompt was served, by what both sides counted meanwhile. A transfer counts, and not D's
+ * word that it has loaded.
+ */
 function servedHow({ length, counted: { prefill, decode } }: SentPrompt): ServedHow {
   const atDecode = promptTokens(decode);
   if (atDecode > length) return "unclear";
@@ -84,14 +89,22 @@ export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
     of("elsewhere"),
   ];
   const checks: VerifyCheck[] = [];
-  const add = (id: string, title: string, status: VerifyCheck["status"], found: string, fix?: string) =>
-    checks.push({ id: `transfer.${id}`, area, title, status, found, fix });
+  const add = (
+    id: string,
+    title: string,
+    status: VerifyCheck["status"],
+    found: string,
+    fix?: string,
+  ) => checks.push({ id: `transfer.${id}`, area, title, status, found, fix });
   const share = (list: readonly SentPrompt[]) => `${list.length} of ${prompts(answered.length)}`;
 
   if (moved.length > 0) {
     const [d, p] = [decode.transfers > 0, prefill.transfers > 0];
     const how = d && p ? "by READ and WRITE" : d ? "READ by D" : "WRITTEN by P";
-    const all = { bytes: decode.bytes + prefill.bytes, transfers: decode.transfers + prefill.transfers };
+    const all = {
+      bytes: decode.bytes + prefill.bytes,
+      transfers: decode.transfers + prefill.transfers,
+    };
     const found = `${share(moved)}: ${tokens(all.bytes)} bytes in ${tokens(all.transfers)} transfers, ${how}; D computed ${tokens(decode.computedTokens)} of ${tokens(promptTokens(decode))} prompt tokens`;
     add("moved", "KV moved", "ok", found);
     const again = moved.filter(({ length, counted }) => counted.decode.computedTokens > length / 2);
@@ -105,10 +118,14 @@ export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
       );
   }
   if (recomputed.length > 0) {
-    const computed = recomputed.reduce((sum, { counted }) => sum + counted.decode.computedTokens, 0);
+    const computed = recomputed.reduce(
+      (sum, { counted }) => sum + counted.decode.computedTokens,
+      0,
+    );
     const all = recomputed.reduce((sum, { length }) => sum + length, 0);
     // A load that failed is computed without being counted as such.
-    const claimed = computed < all ? "; the rest it counts as loaded, though nothing was transferred" : "";
+    const claimed =
+      computed < all ? "; the rest it counts as loaded, though nothing was transferred" : "";
     add(
       "recomputed",
       "D recomputes",
@@ -142,7 +159,12 @@ export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
       "kv-peer doctor with this pair names the cause; the servers' logs have a line for each",
     );
   if (seen.withoutConnector.length > 0 && recomputed.length === 0)
-    add("no-connector", "connector", "note", `${seen.withoutConnector.join(", ")} has no NIXL metrics`);
+    add(
+      "no-connector",
+      "connector",
+      "note",
+      `${seen.withoutConnector.join(", ")} has no NIXL metrics`,
+    );
   return checks;
 }
 
@@ -171,14 +193,22 @@ export function blockChecks({ blocks, totals }: SeenDeployment): VerifyCheck[] {
     const title = `blocks at ${role === "prefill" ? "P" : "D"}`;
     const about = { id: `blocks.${role}-freed`, area, title } as const;
     if (leaks === undefined)
-      return { ...about, status: "note", found: `not known: /metrics of ${url} do not show its blocks` };
+      return {
+        ...about,
+        status: "note",
+        found: `not known: /metrics of ${url} do not show its blocks`,
+      };
     if (leaks.leaked === 0) {
       const seconds = ((leaks.freedMs ?? 0) / 1000).toFixed(1);
       return { ...about, status: "ok", found: `${url} has freed them, seen after ${seconds} s` };
     }
     const found = `${url} holds ${leaks.leaked} blocks that it did not hold before`;
     if (running > 0)
-      return { ...about, status: "note", found: `${found}, and ${running} other requests run there` };
+      return {
+        ...about,
+        status: "note",
+        found: `${found}, and ${running} other requests run there`,
+      };
     return {
       ...about,
       id: `blocks.${role}-leaked`,
@@ -210,8 +240,16 @@ export function tokenChecks({ prompts: sent, reference }: SeenDeployment): Verif
   );
   const about = { id: "tokens.equal", area, title: "tokens" } as const;
   if (pairs.length === 0)
-    return [{ ...about, status: "note", found: `not known: ${reference} did not answer the same prompts` }];
-  const different = pairs.filter(({ answer, expected }) => firstDifference(answer, expected) !== undefined);
+    return [
+      {
+        ...about,
+        status: "note",
+        found: `not known: ${reference} did not answer the same prompts`,
+      },
+    ];
+  const different = pairs.filter(
+    ({ answer, expected }) => firstDifference(answer, expected) !== undefined,
+  );
   const [first] = different;
   if (first === undefined)
     return [

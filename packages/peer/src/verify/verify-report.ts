@@ -6,7 +6,10 @@ const schemas = doctorSchemas(
   "transfer.recomputed or lane.tcp-instead-of-rdma",
 );
 
-/** One finding of `verify`: a stable id, which names the fault, an area, a status, what was found, and what to do about it. */
+/**
+ * One finding of `verify`: a stable id, which names the fault, an area, a status, what was found,
+ * and what to do about it.
+ */
 export type VerifyCheck = z.infer<typeof schemas.check>;
 
 /** The JSON that `kv-peer verify --json` prints. */
@@ -15,7 +18,10 @@ export const verifyReportSchema = schemas.report;
 /** The report of `verify`: all checks, their counts, and the worst status as the verdict. */
 export type VerifyReport = z.infer<typeof verifyReportSchema>;
 
-/** The report as text: one line per check, its fix below it, and the verdict with the names of what failed. */
+/**
+ * The report as text: one line per check, its fix below it, and the verdict with the names of what
+ * failed.
+ */
 export function verifyText(report: VerifyReport): string {
   const failed = report.checks.filter(({ status }) => status === "fail").map(({ id }) => id);
   return checksText(report, {

@@ -32,19 +32,26 @@ export interface VerifyOptions extends AmbientOptions {
   readonly promptTokens?: number | undefined;
   /** Tokens of each answer. @default 8 */
   readonly outputTokens?: number | undefined;
-  /** How long the servers may take to free the blocks of what they have answered, in ms. @default 10_000 */
+  /**
+   * How long the servers may take to free the blocks of what they have answered, in ms. @default
+   * 10_000
+   */
   readonly freeWithinMs?: number | undefined;
   /** How long a server may take to count what it has done, in ms. @default 1_000 */
   readonly countedWithinMs?: number | undefined;
-  /** What is known about the way of the bytes. Called when the prompts have been answered. @default nothing is known */
+  /**
+   * What is known about the way of the bytes. Called when the prompts have been answered. @default
+   * nothing is known
+   */
   readonly lane?: (() => Promise<LaneEvidence>) | undefined;
 }
 
 const POLL_MS = 50;
 
 /**
- * Sends prompts that no cache holds to a deployment, one after another, and compares what its servers counted, freed and answered with what a pair
- * that moves KV does. Faults of the deployment are part of the report. Errors: `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
+ * Sends prompts that no cache holds to a deployment, one after another, and compares what its
+ * servers counted, freed and answered with what a pair that moves KV does. Faults of the deployment
+ * are part of the report. Errors: `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
  */
 export async function verify(options: VerifyOptions): Promise<VerifyReport> {
   const seen = await observe(options, ambient(options));
@@ -59,7 +66,10 @@ export async function verify(options: VerifyOptions): Promise<VerifyReport> {
   ]);
 }
 
-async function observe(options: VerifyOptions, { clock, random }: Ambient): Promise<SeenDeployment> {
+async function observe(
+  options: VerifyOptions,
+  { clock, random }: Ambient,
+): Promise<SeenDeployment> {
   const { front, prefill, decode, requests = 8, outputTokens = 8 } = options;
   const { promptTokens: length = 512, reference = prefill[0], freeWithinMs = 10_000 } = options;
   const { countedWithinMs = 1_000 } = options;
@@ -83,7 +93,10 @@ async function observe(options: VerifyOptions, { clock, random }: Ambient): Prom
     if (!hasNixlConnector(await server.metrics())) withoutConnector.push(server.url);
   const used = await Promise.all(sides.map(({ server }) => readUsedBlocks(server)));
 
-  /** What was counted since `before`, when D has counted the prompt and a transfer, or `countedWithinMs` later. */
+  /**
+   * What was counted since `before`, when D has counted the prompt and a transfer, or
+   * `countedWithinMs` later.
+   */
   async function counted(before: Counted): Promise<Counted> {
     const untilMs = clock.now() + countedWithinMs;
     for (;;) {
@@ -121,7 +134,8 @@ async function observe(options: VerifyOptions, { clock, random }: Ambient): Prom
 
   const prompts: SentPrompt[] = [];
   for (const { prompt, ...rest } of sent) {
-    const expected = rest.answer && (await reference.complete(prompt, outputTokens).catch(() => undefined));
+    const expected =
+      rest.answer && (await reference.complete(prompt, outputTokens).catch(() => undefined));
     prompts.push({ ...rest, expected });
   }
   return { prompts, totals, withoutConnector, blocks, reference: reference.url };

@@ -48,8 +48,9 @@ export interface CanaryResult {
 }
 
 /**
- * Sends the canary prompt to a pair: P computes it, its KV is read at P and compared with the reference, and D continues from the same blocks.
- * Without a reference the pair's own results are returned as one. A failure is a finding; nothing is thrown.
+ * Sends the canary prompt to a pair: P computes it, its KV is read at P and compared with the
+ * reference, and D continues from the same blocks. Without a reference the pair's own results are
+ * returned as one. A failure is a finding; nothing is thrown.
  */
 export async function runCanary(
   { prefill, decode }: WatchedPair,
@@ -74,14 +75,21 @@ export async function runCanary(
     const filter = filterNotifications(options.transport);
     // D reads the same blocks and notifies P; a second notification would free them too early.
     if (decode !== undefined && !isPush) filter.drop(remote.remoteRequestId);
-    kv = await receiveKv({ tokens: prompt, params, remote }, { ...options, transport: filter.transport });
+    kv = await receiveKv(
+      { tokens: prompt, params, remote },
+      { ...options, transport: filter.transport },
+    );
     result.kvBytes = kv.byteLength;
     if (reference !== undefined) {
       const ranks = Array.from({ length: remote.tpSize }, (_, tpRank) => ({
         tpRank,
         metadata: metadata as AgentMetadata,
       }));
-      const parts = filledParts(ranks, { params: { ...params }, tokens: [...prompt] }, options.groups);
+      const parts = filledParts(
+        ranks,
+        { params: { ...params }, tokens: [...prompt] },
+        options.groups,
+      );
       const different = compareKv(reference.kv, kv, parts, options);
       const [first] = different;
       if (first !== undefined) {

@@ -7,7 +7,8 @@ export const FINDING_KINDS = {
       "drain this P and restart it with an empty cache; kv-peer record and kv-peer diff show what differs",
   },
   "tokens-differ": {
-    meaning: "D generates other tokens from the same prompt: the KV was damaged on its way, or D is at fault",
+    meaning:
+      "D generates other tokens from the same prompt: the KV was damaged on its way, or D is at fault",
     remedy: "drain this D; kv-peer doctor with both servers checks the plan and the bytes",
   },
   "canary-failed": {
@@ -16,7 +17,8 @@ export const FINDING_KINDS = {
   },
   unreachable: {
     meaning: "the server does not answer: the pair serves nothing",
-    remedy: "check that the server runs, and that this host reaches its HTTP port and its side channel",
+    remedy:
+      "check that the server runs, and that this host reaches its HTTP port and its side channel",
   },
   "notifications-after-expiry": {
     meaning:
@@ -26,15 +28,18 @@ export const FINDING_KINDS = {
   "expired-requests": {
     meaning:
       "leases ended before a decode worker had read the blocks: these requests fail or are computed again",
-    remedy: "raise kv_lease_duration at P, add decode workers, or look for a decode worker that hangs",
+    remedy:
+      "raise kv_lease_duration at P, add decode workers, or look for a decode worker that hangs",
   },
   "failed-transfers": {
     meaning: "transfers, handshakes or notifications failed",
     remedy: "the server's log has a line for each; kv-peer doctor checks the transport",
   },
   "blocks-stay-allocated": {
-    meaning: "blocks are in use although no request runs or waits: they are leaked, or their D never came",
-    remedy: "look for aborted requests in the log; kv-peer load measures leaks; a restart frees the blocks",
+    meaning:
+      "blocks are in use although no request runs or waits: they are leaked, or their D never came",
+    remedy:
+      "look for aborted requests in the log; kv-peer load measures leaks; a restart frees the blocks",
   },
   "shared-base-address": {
     meaning:
@@ -64,5 +69,8 @@ export interface Finding {
 /** A finding as one line: what was seen, what it means, what to do. */
 export function findingLine({ kind, server, found }: Finding): string {
   const { meaning, remedy } = FINDING_KINDS[kind];
-  return `${kind}  ${server}: ${found}; ${meaning}; remedy: ${remedy}`.replaceAll(/\s*[\r\n]+\s*/g, " ");
+  return `${kind}  ${server}: ${found}; ${meaning}; remedy: ${remedy}`.replaceAll(
+    /\s*[\r\n]+\s*/g,
+    " ",
+  );
 }

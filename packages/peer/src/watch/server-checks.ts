@@ -14,7 +14,10 @@ const COUNTERS: readonly (readonly [FindingKind, string])[] = [
   ["expired-requests", `${METRICS.expiredRequests}_total`],
   ["failed-transfers", `${METRICS.failedTransfers}_total`],
 ];
-/** Blocks of a request whose D never comes are freed when its lease ends: 30 s by default, and what a busy engine needs to notice. */
+/**
+ * Blocks of a request whose D never comes are freed when its lease ends: 30 s by default, and what
+ * a busy engine needs to notice.
+ */
 const HELD_TOO_LONG_MS = 90_000;
 
 /** The counters of one server between two rounds. */
@@ -27,7 +30,10 @@ export class ServerCounters {
     this.#url = url;
   }
 
-  /** What has changed since the last call. A counter that is lower than before belongs to a server that was restarted, and counts from there. */
+  /**
+   * What has changed since the last call. A counter that is lower than before belongs to a server
+   * that was restarted, and counts from there.
+   */
   compare(samples: MetricSamples, nowMs: number): Finding[] {
     const findings: Finding[] = [];
     for (const [kind, name] of COUNTERS) {
@@ -36,7 +42,11 @@ export class ServerCounters {
       const before = this.#before.get(name);
       this.#before.set(name, value);
       if (before === undefined || value <= before) continue;
-      findings.push({ kind, server: this.#url, found: `${name} grew by ${value - before} to ${value}` });
+      findings.push({
+        kind,
+        server: this.#url,
+        found: `${name} grew by ${value - before} to ${value}`,
+      });
     }
     const used = samples.sum("vllm:kv_cache_usage_perc") ?? 0;
     if (used === 0 || unfinishedRequests(samples) > 0) this.#heldSinceMs = undefined;
@@ -77,8 +87,8 @@ const eventSources = z.record(
 const WIDE_HOST = /^(\*|0\.0\.0\.0|\[?::\]?)$/;
 
 /**
- * Ports that listen on every address: KV event sockets by `GET /kv_event_sources` (vLLM 0.33), a side channel by the host that P announces, and on
- * this host by the kernel's table of sockets.
+ * Ports that listen on every address: KV event sockets by `GET /kv_event_sources` (vLLM 0.33), a
+ * side channel by the host that P announces, and on this host by the kernel's table of sockets.
  */
 export async function wideAddresses(
   server: EngineServer,
@@ -86,7 +96,9 @@ export async function wideAddresses(
 ): Promise<Finding[]> {
   const finding = (found: string): Finding => ({ kind: "wide-address", server: server.url, found });
   const findings: Finding[] = [];
-  const answer = await requestJson(`${server.url}/kv_event_sources`, { timeoutMs: 5000 }).catch(() => ({}));
+  const answer = await requestJson(`${server.url}/kv_event_sources`, { timeoutMs: 5000 }).catch(
+    () => ({}),
+  );
   for (const source of Object.values(eventSources.safeParse(answer).data ?? {})) {
     if (source.enable_kv_cache_events === false) continue;
     for (const endpoint of [source.endpoint, source.replay_endpoint]) {
@@ -103,7 +115,10 @@ export async function wideAddresses(
   return findings;
 }
 
-/** Whether a socket of this host listens on 0.0.0.0 or :: at the port; false where the kernel has no /proc/net. */
+/**
+ * Whether a socket of this host listens on 0.0.0.0 or :: at the port; false where the kernel has no
+ * /proc/net.
+ */
 async function listensWide(port: number): Promise<boolean> {
   const tables = await Promise.all(
     ["tcp", "tcp6"].map((name) => readFile(`/proc/net/${name}`, "utf8").catch(() => "")),

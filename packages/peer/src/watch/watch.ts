@@ -7,7 +7,10 @@ import { ServerCounters, sharedAddresses, wideAddresses } from "./server-checks.
 /** Options of `Watch`. */
 export interface WatchOptions extends CanaryOptions {
   readonly pairs: readonly WatchedPair[];
-  /** Undefined: the first P that answers is the reference for the others, and for itself in later rounds. */
+  /**
+   * Undefined: the first P that answers is the reference for the others, and for itself in later
+   * rounds.
+   */
   readonly reference?: CanaryReference | undefined;
   readonly clock: Clock;
 }
@@ -55,7 +58,9 @@ export class Watch {
         this.#metrics.count("kv_watch_findings_total", 0, { kind, server });
   }
 
-  /** Checks every server, then sends the canary to every pair, one after the other. Throws nothing. */
+  /**
+   * Checks every server, then sends the canary to every pair, one after the other. Throws nothing.
+   */
   async round(): Promise<WatchRound> {
     const { pairs, clock, prompt } = this.#options;
     const startedMs = clock.now();
@@ -86,7 +91,11 @@ export class Watch {
     const keyOf = ({ kind, server }: Finding) => `${kind} ${server}`;
     const fresh = findings.filter((finding) => !this.#before.has(keyOf(finding)));
     this.#before = new Set(findings.map(keyOf));
-    const cost = { ...sum, promptTokens: sum.prompts * prompt.length, durationMs: clock.now() - startedMs };
+    const cost = {
+      ...sum,
+      promptTokens: sum.prompts * prompt.length,
+      durationMs: clock.now() - startedMs,
+    };
     this.#count(findings, cost);
     return { number: this.#number, findings, fresh, cost };
   }
@@ -98,7 +107,8 @@ export class Watch {
 
   #count(findings: readonly Finding[], cost: WatchRound["cost"]): void {
     const metrics = this.#metrics;
-    for (const { kind, server } of findings) metrics.count("kv_watch_findings_total", 1, { kind, server });
+    for (const { kind, server } of findings)
+      metrics.count("kv_watch_findings_total", 1, { kind, server });
     metrics.count("kv_watch_rounds_total");
     metrics.observe("kv_watch_round_duration_seconds", cost.durationMs / 1000);
     metrics.count("kv_watch_kv_read_bytes_total", cost.kvBytes);
@@ -109,7 +119,10 @@ export class Watch {
 
 const CANNOT_RUN: readonly FindingKind[] = ["unreachable"];
 
-/** For a single round: errors `KV_PROXY_UPSTREAM_FAILED` when a server does not answer, because then the round says nothing about its pair. */
+/**
+ * For a single round: errors `KV_PROXY_UPSTREAM_FAILED` when a server does not answer, because then
+ * the round says nothing about its pair.
+ */
 export function requireAnswers({ findings }: WatchRound): void {
   const gone = findings.filter(({ kind }) => CANNOT_RUN.includes(kind));
   const [first] = gone;

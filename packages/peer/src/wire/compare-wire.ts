@@ -1,5 +1,11 @@
 import { createHash } from "node:crypto";
-import { describedVersion, VLLM_VERSIONS, type VllmVersion, vllmRequests, vllmWire } from "@kv/protocol";
+import {
+  describedVersion,
+  VLLM_VERSIONS,
+  type VllmVersion,
+  vllmRequests,
+  vllmWire,
+} from "@kv/protocol";
 import type { WireReading } from "./read-wire.js";
 import CHECKS from "./vllm-checks.json" with { type: "json" };
 
@@ -27,13 +33,17 @@ export interface WireReport {
   readonly comparedWith: VllmVersion;
   /** Empty when both are the same. */
   readonly differences: readonly WireDifference[];
-  /** Whether clients' requests were compared too. False where the sources have no API server, and for a version whose requests are not described. */
+  /**
+   * Whether clients' requests were compared too. False where the sources have no API server, and
+   * for a version whose requests are not described.
+   */
   readonly requestsCompared: boolean;
 }
 
 /**
- * Compares what was read with the described versions. Requests are compared with those of the same version; of a version that is not described, a name is new when no described
- * version has it. Throws nothing.
+ * Compares what was read with the described versions. Requests are compared with those of the same
+ * version; of a version that is not described, a name is new when no described version has it.
+ * Throws nothing.
  */
 export function compareWire(reading: WireReading): WireReport {
   const { vllm, connectorVersion } = reading;
@@ -51,10 +61,19 @@ export function compareWire(reading: WireReading): WireReport {
   );
   const requests = requestDifferences(same, reading);
   const differences = [...closest.differences, ...(requests ?? []), ...newChecks(same, reading)];
-  return { vllm, connectorVersion, ...closest, differences, requestsCompared: requests !== undefined };
+  return {
+    vllm,
+    connectorVersion,
+    ...closest,
+    differences,
+    requestsCompared: requests !== undefined,
+  };
 }
 
-/** A check as `vllm-checks.json` has it. Python versions differ in where they put quotes and parentheses. */
+/**
+ * A check as `vllm-checks.json` has it. Python versions differ in where they put quotes and
+ * parentheses.
+ */
 export function checkDigest(check: string): string {
   return createHash("sha256")
     .update(check.replaceAll(/[\s'"()\\]/g, ""))
@@ -62,7 +81,10 @@ export function checkDigest(check: string): string {
     .slice(0, 8);
 }
 
-/** The checks that the same release does not have; of another release, those that no release has whose checks are known. `tools/vllm/request-members.ts` writes them down. */
+/**
+ * The checks that the same release does not have; of another release, those that no release has
+ * whose checks are known. `tools/vllm/request-members.ts` writes them down.
+ */
 function newChecks(same: VllmVersion | undefined, { checks }: WireReading): WireDifference[] {
   const releases: Readonly<Record<string, string>> = CHECKS;
   const known = same === undefined ? Object.values(releases).join(" ") : releases[same.version];
@@ -78,20 +100,27 @@ function requestDifferences(
   same: VllmVersion | undefined,
   { requests }: WireReading,
 ): WireDifference[] | undefined {
-  const described = same === undefined ? [...vllmRequests().values()] : [vllmRequests().get(same.version)];
+  const described =
+    same === undefined ? [...vllmRequests().values()] : [vllmRequests().get(same.version)];
   if (requests === null || described[0] === undefined) return undefined;
   return [...new Set(described.flatMap((each) => Object.keys(each ?? {})))].flatMap((section) => {
     const after = requests[section];
     if (after === undefined) return [{ section, name: "all entries", change: "missing" as const }];
     const before = new Set(described.flatMap((each) => each?.[section] ?? []));
-    const named = (names: Iterable<string>) => Object.fromEntries(Array.from(names, (name) => [name, ""]));
+    const named = (names: Iterable<string>) =>
+      Object.fromEntries(Array.from(names, (name) => [name, ""]));
     const differences = compareSection(section, named(before), named(after));
     // A member that is gone may be one of an older version.
-    return same === undefined ? differences.filter(({ change }) => change !== "removed") : differences;
+    return same === undefined
+      ? differences.filter(({ change }) => change !== "removed")
+      : differences;
   });
 }
 
-function differencesFrom(version: VllmVersion, { connectorVersion, wire }: WireReading): WireDifference[] {
+function differencesFrom(
+  version: VllmVersion,
+  { connectorVersion, wire }: WireReading,
+): WireDifference[] {
   const differences: WireDifference[] = [];
   if (connectorVersion !== version.connectorVersion) {
     differences.push({
@@ -127,7 +156,8 @@ function compareSection(section: string, before: Entries, after: Entries): WireD
     // An entry of the same form at the same place is the same one under another name.
     const renamed = added.find(
       (each) =>
-        after[each] === form && commonBefore(each, after, before) === commonBefore(name, before, after),
+        after[each] === form &&
+        commonBefore(each, after, before) === commonBefore(name, before, after),
     );
     if (renamed === undefined) differences.push({ section, name, change: "removed", before: form });
     else {
@@ -135,7 +165,8 @@ function compareSection(section: string, before: Entries, after: Entries): WireD
       differences.push({ section, name, change: "renamed", before: name, after: renamed });
     }
   }
-  for (const name of added) differences.push({ section, name, change: "added", after: after[name] });
+  for (const name of added)
+    differences.push({ section, name, change: "added", after: after[name] });
   return differences;
 }
 

@@ -15,8 +15,9 @@ const wireSchema = z.object({
 const errorSchema = z.object({ error: z.object({ message: z.string(), hint: z.string() }) });
 
 /**
- * What the sources of a vLLM put on the wire, in the sections of `vllmWire`, the checks that stop its connector, and what clients' requests may contain, in the parts of `vllmRequests`; null where they have no API
- * server. A section that was not found is absent.
+ * What the sources of a vLLM put on the wire, in the sections of `vllmWire`, the checks that stop
+ * its connector, and what clients' requests may contain, in the parts of `vllmRequests`; null where
+ * they have no API server. A section that was not found is absent.
  */
 export type WireReading = z.infer<typeof wireSchema>;
 
@@ -24,9 +25,10 @@ export type WireReading = z.infer<typeof wireSchema>;
 const TIMEOUT_MS = 50_000;
 
 /**
- * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does it: `ast` and `zipfile` are Python's own, and
- * who runs vLLM has them. vLLM's code is not executed. Errors: `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is no
- * python3.
+ * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does
+ * it: `ast` and `zipfile` are Python's own, and who runs vLLM has them. vLLM's code is not
+ * executed. Errors: `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is
+ * no python3.
  */
 export async function readWire(wheelOrTree: string): Promise<WireReading> {
   const script = join(
@@ -39,9 +41,13 @@ export async function readWire(wheelOrTree: string): Promise<WireReading> {
     timeoutMs: TIMEOUT_MS,
   });
   if (!isFound) {
-    throw new KvError("KV_CONFIG_INVALID", "python3 was not found on PATH; it parses vLLM's Python sources", {
-      hint: "install Python 3.9 or newer, such as: apt-get install python3",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "python3 was not found on PATH; it parses vLLM's Python sources",
+      {
+        hint: "install Python 3.9 or newer, such as: apt-get install python3",
+      },
+    );
   }
   const output = exitCode === 0 ? parseJson(stdout) : undefined;
   const reading = wireSchema.safeParse(output);

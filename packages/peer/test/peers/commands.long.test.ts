@@ -13,7 +13,8 @@ import { openRecording } from "../../src/recording/recording.js";
 import { Watch } from "../../src/watch/watch.js";
 import { ownPair, type Pair, RECORDED, recordedPair } from "./pairs.js";
 
-// Every command that moves KV, at every kind of pair: those of this project, and what vLLM 0.31 to 0.33 puts on the wire.
+// Every command that moves KV, at every kind of pair: those of this project, and what vLLM 0.31 to
+// 0.33 puts on the wire.
 
 const LENGTH = 96;
 const prompt = Array.from({ length: LENGTH }, (_, at) => 10 + ((at * 7) % 300));
@@ -102,8 +103,15 @@ describe.each(someOf(PAIRS, 6))("field.md P1 at %s", { timeout: 180_000 }, (_, o
     const { prefill: server, transport, sideChannel } = pair;
     const requests = isLongRun ? 10 : 2;
     const { pulls, leaks } = await load({
-      ...{ server, transport, sideChannel, requests, promptTokens: [LENGTH], concurrency: 2 },
-      ...{ noNotifyShare: 1, leaseMs: SHORT_LEASE_SECONDS * 1000, leaseMarginMs: 2000 },
+      server,
+      transport,
+      sideChannel,
+      requests,
+      promptTokens: [LENGTH],
+      concurrency: 2,
+      noNotifyShare: 1,
+      leaseMs: SHORT_LEASE_SECONDS * 1000,
+      leaseMarginMs: 2000,
     });
     expect(pulls.map(({ outcome, message }) => [outcome, message])).toEqual(
       Array(requests).fill(["ok", undefined]),

@@ -21,7 +21,10 @@ const BLOCK = 32_768;
 const prompt = Array.from({ length: LENGTH }, (_, at) => at + 1);
 const shared = { regionGroupIds: [-1, -1, -1, -1] };
 
-/** What the handshake says, the blocks of each group, and the last byte of the first region's first group or state that a prompt determines. */
+/**
+ * What the handshake says, the blocks of each group, and the last byte of the first region's first
+ * group or state that a prompt determines.
+ */
 const ENGINES: Readonly<
   Record<
     string,
@@ -67,7 +70,9 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s, by its config.json", (_
   const { file, change, blocks, kinds, last } = engine;
   const recordTo = async (name: string, damagedAt?: number) => {
     pair = await recordedPair("0.33 pull", {
-      ...{ length: LENGTH, change, blocks },
+      length: LENGTH,
+      change,
+      blocks,
       damage: (kv) => {
         if (damagedAt !== undefined) kv[damagedAt] = (kv[damagedAt] ?? 0) ^ 1;
       },
@@ -75,7 +80,11 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s, by its config.json", (_
     const { prefill, transport, sideChannel } = pair;
     const path = join(folder, name);
     await record({
-      ...{ folder: path, prefill, transport, sideChannel, prompts: [prompt] },
+      folder: path,
+      prefill,
+      transport,
+      sideChannel,
+      prompts: [prompt],
       groups: await groupsOfConfig(file),
     });
     const served = await openRecording(pair.folder);
@@ -120,22 +129,39 @@ test("field.md P3: the config.json of another model, groups in another order, an
     });
   await expect(recorded(model("jamba-1.5-mini"))).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",
-    message: expect.stringMatching(/jamba-1\.5-mini\.json names 8 kinds .* the engine has 2 KV cache groups/),
+    message: expect.stringMatching(
+      /jamba-1\.5-mini\.json names 8 kinds .* the engine has 2 KV cache groups/,
+    ),
   });
   await expect(recorded(model("gpt-oss-20b"))).rejects.toMatchObject({
     message: expect.stringMatching(/\(swa,full\) names no group of states/),
   });
-  const both = await runKvPeer("diff", pair.folder, pair.folder, "--config", file, "--groups", "full,mamba");
+  const both = await runKvPeer(
+    "diff",
+    pair.folder,
+    pair.folder,
+    "--config",
+    file,
+    "--groups",
+    "full,mamba",
+  );
   expect(both.stderr).toMatch(/--config .* and --groups full,mamba are both given/);
   await pair.close();
-  const [window, layers] = [model("gpt-oss-20b"), [0, 1, 2, 3].map((at) => `model.layers.${at}.attn.attn`)];
+  const [window, layers] = [
+    model("gpt-oss-20b"),
+    [0, 1, 2, 3].map((at) => `model.layers.${at}.attn.attn`),
+  ];
   // vLLM's order of the groups, then the other one.
   for (const [regionGroupIds, refused] of [
     [[0, 1, 0, 1], undefined],
-    [[1, 0, 1, 0], /model\.layers\.0\.attn\.attn is in KV cache group 1 of the engine, and in group 0 by/],
+    [
+      [1, 0, 1, 0],
+      /model\.layers\.0\.attn\.attn is in KV cache group 1 of the engine, and in group 0 by/,
+    ],
   ] as const) {
     pair = await recordedPair("0.33 pull", {
-      ...{ length: LENGTH, blocks: [3, 4] },
+      length: LENGTH,
+      blocks: [3, 4],
       change: { regionGroupIds, regionNames: layers },
     });
     const { prefill, transport, sideChannel } = pair;

@@ -10,7 +10,8 @@ import { openRecording } from "../../src/recording/recording.js";
 import { Watch } from "../../src/watch/watch.js";
 import { type Pair, recordedPair } from "./pairs.js";
 
-// Engines with several kinds of cache. They are recorded byte for byte, and compared only where it is known what a block holds.
+// Engines with several kinds of cache. They are recorded byte for byte, and compared only where it
+// is known what a block holds.
 
 /** Three blocks of 32 tokens, and four tokens of a fourth. */
 const LENGTH = 100;
@@ -18,7 +19,10 @@ const BLOCK = 32_768;
 const prompt = Array.from({ length: LENGTH }, (_, at) => at + 1);
 const shared = [-1, -1, -1, -1];
 
-/** What the handshake says, the blocks of each group, and the kinds. In a page of the state group the state takes 3,000 bytes. */
+/**
+ * What the handshake says, the blocks of each group, and the kinds. In a page of the state group
+ * the state takes 3,000 bytes.
+ */
 const ENGINES: Readonly<
   Record<string, { change: Partial<AgentMetadata>; blocks: number[]; groups: KvCacheKind[] }>
 > = {
@@ -73,7 +77,8 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s", (_, { change, blocks, 
   });
 
   test("diff refuses to guess, and names what to give; with the kinds it compares what the prompt determines", async () => {
-    // The last byte of each group's part of the first region that the prompt determines, and the first that it does not.
+    // The last byte of each group's part of the first region that the prompt determines, and the
+    // first that it does not.
     const [first = 0] = blocks;
     const state = first * BLOCK + 2999;
     const inside = groups.includes("mamba") ? state : 3 * BLOCK - 1;
@@ -85,7 +90,11 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s", (_, { change, blocks, 
       const { prefill, transport, sideChannel } = pair;
       const path = join(folder, name);
       await record({
-        ...{ folder: path, prefill, transport, sideChannel, prompts: [prompt] },
+        folder: path,
+        prefill,
+        transport,
+        sideChannel,
+        prompts: [prompt],
         groups: kinds as never,
       });
       await pair.close();
@@ -113,8 +122,15 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s", (_, { change, blocks, 
     const { prefill, transport, sideChannel } = pair;
     const watch = (kinds?: readonly KvCacheKind[]) =>
       new Watch({
-        ...{ pairs: [{ prefill, decode: undefined }], prompt, outputTokens: 1, transport, sideChannel },
-        ...{ reference: undefined, groups: kinds, random: systemRandom(), clock: systemClock() },
+        pairs: [{ prefill, decode: undefined }],
+        prompt,
+        outputTokens: 1,
+        transport,
+        sideChannel,
+        reference: undefined,
+        groups: kinds,
+        random: systemRandom(),
+        clock: systemClock(),
       });
     const unknown = watch();
     await unknown.round();
@@ -129,7 +145,11 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s", (_, { change, blocks, 
 
 test.each<[string, KvCacheKind[], RegExp]>([
   ["too few kinds", ["full"], /names 1 kinds \(full\), and the engine has 2/],
-  ["no state", ["full", "swa"], /names no group of states, and the engine announces states of 1000 \+ 2000/],
+  [
+    "no state",
+    ["full", "swa"],
+    /names no group of states, and the engine announces states of 1000 \+ 2000/,
+  ],
 ])("field.md P3: %s are refused with both values", async (_, groups, message) => {
   const { change, blocks } = ENGINES["hybrid"] as NonNullable<(typeof ENGINES)[string]>;
   pair = await recordedPair("0.33 pull", { length: LENGTH, change, blocks });
@@ -141,7 +161,9 @@ test.each<[string, KvCacheKind[], RegExp]>([
   );
   const { filledParts } = await import("../../src/recording/diff.js");
   const handshakes = await other.handshakes(other.manifest.prefill);
-  expect(() => filledParts(handshakes, other.manifest.prompts[0] as never, groups)).toThrow(message);
+  expect(() => filledParts(handshakes, other.manifest.prompts[0] as never, groups)).toThrow(
+    message,
+  );
 });
 
 test("field.md P3: a recording of states or of several groups is not pushed on a guess", async () => {

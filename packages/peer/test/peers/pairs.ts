@@ -43,7 +43,10 @@ export interface Pair {
 
 type Mode = "pull" | "push";
 
-/** P and D of this project: two instances of the demo in this process. Their model takes time and computes nothing. */
+/**
+ * P and D of this project: two instances of the demo in this process. Their model takes time and
+ * computes nothing.
+ */
 export async function ownPair(options: {
   readonly mode: Mode;
   readonly prefillTp?: number;
@@ -119,8 +122,9 @@ export const RECORDED = {
 } as const satisfies Record<string, { version: string; mode: Mode; ranks: readonly string[] }>;
 
 /**
- * A P that announces what a vLLM announced, and nothing more, and a D that reads as vLLM's does: its notification is `id:n`. D's tokens depend on every byte
- * that it read. The P serves prompts of up to `length` tokens.
+ * A P that announces what a vLLM announced, and nothing more, and a D that reads as vLLM's does:
+ * its notification is `id:n`. D's tokens depend on every byte that it read. The P serves prompts of
+ * up to `length` tokens.
  */
 export async function recordedPair(
   name: keyof typeof RECORDED,
@@ -152,8 +156,15 @@ export async function recordedPair(
   const sideChannel = zmqSideChannel();
   await writeRecording(folder, { ranks, mode, length, ...engine });
   const { url, close } = await servePrefill(folder, {
-    ...{ sideChannel, leaseMs, groups: engine.groups, model: "m", vllmVersion: version, numBlocks: 64 },
-    ...{ change: damage, transport: ofPrefill, sideChannelHost: "127.0.0.1" },
+    sideChannel,
+    leaseMs,
+    groups: engine.groups,
+    model: "m",
+    vllmVersion: version,
+    numBlocks: 64,
+    change: damage,
+    transport: ofPrefill,
+    sideChannelHost: "127.0.0.1",
   });
   const decode = createServer((request, response) => {
     const answer = (body: unknown) => response.end(JSON.stringify(body));
@@ -198,8 +209,9 @@ export async function recordedPair(
 }
 
 /**
- * Writes a recording with these handshakes and one prompt. `change` makes them the handshakes of another engine; `blocks` has a number of blocks for each KV
- * cache group, by default those of one group of attention.
+ * Writes a recording with these handshakes and one prompt. `change` makes them the handshakes of
+ * another engine; `blocks` has a number of blocks for each KV cache group, by default those of one
+ * group of attention.
  */
 async function writeRecording(
   folder: string,
@@ -228,19 +240,26 @@ async function writeRecording(
   const replies = engines.map(({ frame }, at) => [frame, read(`${ranks[at]}.rep1.bin`)]);
   const metadata = engines[0]?.metadata;
   if (metadata === undefined) throw new Error("a recording has a rank");
-  const counts = blocks ?? [Math.ceil(length / (metadata.blockSize * metadata.physicalBlocksPerLogical))];
+  const counts = blocks ?? [
+    Math.ceil(length / (metadata.blockSize * metadata.physicalBlocksPerLogical)),
+  ];
   let next = 1;
   const blockIds = counts.map((count) => Array.from({ length: count }, () => next++));
   const rankBytes = metadata.blockLengthsBytes.reduce(
     (sum, bytes, region) => sum + bytes * kernelBlocksOfRegion(metadata, region, blockIds).length,
     0,
   );
-  const kv = Uint8Array.from({ length: rankBytes * ranks.length }, (_, at) => (at * 31 + (at >> 9)) % 251);
+  const kv = Uint8Array.from(
+    { length: rankBytes * ranks.length },
+    (_, at) => (at * 31 + (at >> 9)) % 251,
+  );
   const recorded = await Promise.all(
     replies.map(async (frames, tpRank) => ({
       tpRank,
       request: await writer.frame(`p${tpRank}.req.bin`, read(`${ranks[tpRank]}.req.bin`)),
-      reply: await Promise.all(frames.map((frame, at) => writer.frame(`p${tpRank}.rep${at}.bin`, frame))),
+      reply: await Promise.all(
+        frames.map((frame, at) => writer.frame(`p${tpRank}.rep${at}.bin`, frame)),
+      ),
     })),
   );
   await writer.finish({

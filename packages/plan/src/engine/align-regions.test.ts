@@ -13,8 +13,12 @@ function rankOf(regions: readonly Named[], change: Partial<RankGeometry> = {}): 
   return {
     ...sampleRank(change),
     regions: regions.map((one, index) => ({
-      ...{ baseAddress: 1000 * (index + 1), numBlocks: 4, blockLengthBytes: 100, blockStrideBytes: 128 },
-      ...{ groupId: index, memoryType: "VRAM" as const },
+      baseAddress: 1000 * (index + 1),
+      numBlocks: 4,
+      blockLengthBytes: 100,
+      blockStrideBytes: 128,
+      groupId: index,
+      memoryType: "VRAM" as const,
       ...(typeof one === "string" ? { name: one } : one),
     })),
   };
@@ -26,7 +30,9 @@ describe("one stage", () => {
   test("keeps both region lists in order without comparing names; a later check compares them", () => {
     const remote = rankOf(["b", "a"]);
     expect(alignRegions(rankOf(["a", "b"]), remote)).toEqual({
-      ...{ geometry: remote, localRegions: [0, 1], remoteRegions: [0, 1] },
+      geometry: remote,
+      localRegions: [0, 1],
+      remoteRegions: [0, 1],
     });
   });
 });
@@ -35,14 +41,19 @@ describe("stages of a pipeline", () => {
   const local = rankOf(["a", "b", "c"]);
 
   test("matches a stage's layers by name and returns them in local order", () => {
-    const { geometry, localRegions, remoteRegions } = alignRegions(local, rankOf(["c", "b"], STAGE));
+    const { geometry, localRegions, remoteRegions } = alignRegions(
+      local,
+      rankOf(["c", "b"], STAGE),
+    );
     expect([localRegions, remoteRegions]).toEqual([
       [1, 2],
       [1, 0],
     ]);
     expect(geometry.ppSize).toBe(2);
     // These are the remote's regions; "b" is its second.
-    expect(geometry.regions.map(({ name, baseAddress, groupId }) => [name, baseAddress, groupId])).toEqual([
+    expect(
+      geometry.regions.map(({ name, baseAddress, groupId }) => [name, baseAddress, groupId]),
+    ).toEqual([
       ["b", 2000, 1],
       ["c", 1000, 0],
     ]);
@@ -71,13 +82,20 @@ describe("stages of a pipeline", () => {
 });
 
 describe("rows that pack several layers", () => {
-  const packedMembers = { a: { offsetBytes: 0, lengthBytes: 60 }, b: { offsetBytes: 60, lengthBytes: 40 } };
+  const packedMembers = {
+    a: { offsetBytes: 0, lengthBytes: 60 },
+    b: { offsetBytes: 60, lengthBytes: 40 },
+  };
 
   test("stay as they are when both sides pack the same members, in any order", () => {
     const { a, b } = packedMembers;
     const local = rankOf(["a"], { packedMembers });
     const remote = rankOf(["a"], { packedMembers: { b, a } });
-    expect(alignRegions(local, remote)).toEqual({ geometry: remote, localRegions: [0], remoteRegions: [0] });
+    expect(alignRegions(local, remote)).toEqual({
+      geometry: remote,
+      localRegions: [0],
+      remoteRegions: [0],
+    });
   });
 
   test("become one region per page when the local rank has one region per layer", () => {
@@ -85,7 +103,10 @@ describe("rows that pack several layers", () => {
       { name: "a", groupId: 5 },
       { name: "b", groupId: 6 },
     ]);
-    const { geometry, localRegions, remoteRegions } = alignRegions(local, rankOf(["a"], { packedMembers }));
+    const { geometry, localRegions, remoteRegions } = alignRegions(
+      local,
+      rankOf(["a"], { packedMembers }),
+    );
     expect([localRegions, remoteRegions]).toEqual([
       [0, 1],
       [0, 0],
@@ -114,7 +135,10 @@ describe("rows that pack several layers", () => {
 });
 
 describe("refuses", () => {
-  const packedMembers = { a: { offsetBytes: 0, lengthBytes: 60 }, b: { offsetBytes: 60, lengthBytes: 41 } };
+  const packedMembers = {
+    a: { offsetBytes: 0, lengthBytes: 60 },
+    b: { offsetBytes: 60, lengthBytes: 41 },
+  };
 
   test.each<[string, RankGeometry, RankGeometry, KvErrorCode, RegExp]>([
     [
@@ -127,7 +151,9 @@ describe("refuses", () => {
     [
       "packed rows with other offsets",
       rankOf(["a"], { packedMembers }),
-      rankOf(["a"], { packedMembers: { ...packedMembers, b: { offsetBytes: 61, lengthBytes: 41 } } }),
+      rankOf(["a"], {
+        packedMembers: { ...packedMembers, b: { offsetBytes: 61, lengthBytes: 41 } },
+      }),
       "KV_PLAN_INCOMPATIBLE",
       /pack them alike/,
     ],
@@ -200,27 +226,27 @@ describe("groups of a local pipeline stage", () => {
     });
     expect(said(shared(stage(0)), rankOf([0, 1]))).toEqual([undefined]);
     const [own] = stage(0).regions;
-    expect(said({ ...stage(0), regions: own ? [{ ...own, groupIds: [0, 1] }] : [] }, rankOf([0, 1]))).toEqual(
-      [[0, 1]],
-    );
+    expect(
+      said({ ...stage(0), regions: own ? [{ ...own, groupIds: [0, 1] }] : [] }, rankOf([0, 1])),
+    ).toEqual([[0, 1]]);
   });
 
   test("each stage moves the blocks of its groups, and only notifies when a request has none", () => {
     const moved = (ppRank: number, localBlockIds: number[][]) => {
       const plan = buildEngineTransferPlan({
-        ...{ local: stage(ppRank), remotes: [rankOf([0, 1])] },
-        ...{ numKvHeads: 4, groups: ["full", "full"] },
+        local: stage(ppRank),
+        remotes: [rankOf([0, 1])],
+        numKvHeads: 4,
+        groups: ["full", "full"],
       });
       const request = planRequest(plan, {
-        ...{
-          localBlockIds,
-          remoteBlockIds: [
-            [5, 6],
-            [7, 8],
-          ],
-          numTokens: 20,
-          localComputedBlocks: [0, 0],
-        },
+        localBlockIds,
+        remoteBlockIds: [
+          [5, 6],
+          [7, 8],
+        ],
+        numTokens: 20,
+        localComputedBlocks: [0, 0],
       });
       return {
         regions: plan.regionsOfGroup,

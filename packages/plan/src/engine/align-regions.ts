@@ -18,10 +18,12 @@ export interface AlignedRank {
 }
 
 /**
- * Pairs the regions of both sides. Commonly both have the same list. The regions of a pipeline stage are those of its own layers, and are matched by
- * name. A row that packs the pages of several layers becomes a region per page, where the local rank has a region per layer. (vLLM 0.33:
- * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices of pipeline stages.) Errors: `KV_PLAN_INCOMPATIBLE` with the missing
- * caches, `KV_PLAN_INVALID` for a cache that is in two regions or a page that leaves its row.
+ * Pairs the regions of both sides. Commonly both have the same list. The regions of a pipeline
+ * stage are those of its own layers, and are matched by name. A row that packs the pages of several
+ * layers becomes a region per page, where the local rank has a region per layer. (vLLM 0.33:
+ * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices of pipeline
+ * stages.) Errors: `KV_PLAN_INCOMPATIBLE` with the missing caches, `KV_PLAN_INVALID` for a cache
+ * that is in two regions or a page that leaves its row.
  */
 export function alignRegions(local: RankGeometry, remote: RankGeometry): AlignedRank {
   const [mine, theirs] = [local.packedMembers, remote.packedMembers];
@@ -69,10 +71,14 @@ function byName(
     if (found === undefined) continue;
     localRegions.push(index);
     remoteRegions.push(holder);
-    regions.push(member === undefined ? { ...found, name: region.name } : pageOf(found, region, member));
+    regions.push(
+      member === undefined ? { ...found, name: region.name } : pageOf(found, region, member),
+    );
   }
   const stages = Math.max(local.ppSize ?? 1, remote.ppSize ?? 1);
-  const missing = local.regions.filter((_, index) => !localRegions.includes(index)).map(({ name }) => name);
+  const missing = local.regions
+    .filter((_, index) => !localRegions.includes(index))
+    .map(({ name }) => name);
   // A remote stage has some of the local layers; a remote that is not a stage has all of them.
   if (missing.length > 0 && ((remote.ppSize ?? 1) === 1 || regions.length === 0)) {
     throw incompatible(
@@ -109,16 +115,24 @@ function sorted(members: Readonly<Record<string, PackedMember>>) {
 }
 
 /**
- * The local rank with `groupIds` in its regions. A local pipeline stage has only its own layers. Where they are all of one group, only the remote side
- * shows that other groups have regions of their own.
+ * The local rank with `groupIds` in its regions. A local pipeline stage has only its own layers.
+ * Where they are all of one group, only the remote side shows that other groups have regions of
+ * their own.
  */
-export function withStageGroups(local: RankGeometry, remotes: readonly RankGeometry[]): RankGeometry {
+export function withStageGroups(
+  local: RankGeometry,
+  remotes: readonly RankGeometry[],
+): RankGeometry {
   if ((local.ppSize ?? 1) === 1) return local;
-  const named = new Set([local, ...remotes].flatMap(({ regions }) => regions.map(({ groupId }) => groupId)));
+  const named = new Set(
+    [local, ...remotes].flatMap(({ regions }) => regions.map(({ groupId }) => groupId)),
+  );
   if (named.size === 1) return local;
   const regions = local.regions.map((region) => {
     const { groupId, groupIds } = region;
-    return groupIds !== undefined || groupId === SHARED_REGION ? region : { ...region, groupIds: [groupId] };
+    return groupIds !== undefined || groupId === SHARED_REGION
+      ? region
+      : { ...region, groupIds: [groupId] };
   });
   return { ...local, regions };
 }

@@ -12,13 +12,18 @@ import {
 
 const CELL = 8;
 const side = (order: AttentionSide["order"], heads: number, tokens = 4): AttentionSide => ({
-  ...{ order, heads, tokens, blockBytes: heads * tokens * CELL },
+  order,
+  heads,
+  tokens,
+  blockBytes: heads * tokens * CELL,
 });
 const hnd = (heads: number, tokens = 4) => side("head-major", heads, tokens);
 const nhd = (heads: number, tokens = 4) => side("token-major", heads, tokens);
 const opaque = (heads: number) => side("opaque", heads);
 
-/** The shared heads start at `localHead` in the local block and at `remoteHead` in the remote block. */
+/**
+ * The shared heads start at `localHead` in the local block and at `remoteHead` in the remote block.
+ */
 function shape(
   local: AttentionSide,
   remote: AttentionSide,
@@ -46,8 +51,18 @@ describe("isPlainCopy: a copied part needs no reordering", () => {
     ["several heads, local block in two parts", shape(hnd(2, 8), hnd(2)), HALVES, false],
     ["several heads, remote block in two parts", shape(hnd(2), hnd(2, 8)), OF_TWO, false],
     ["some heads of a token-major block, in parts", shape(nhd(2, 8), nhd(4)), HALVES, false],
-    ["one head of unknown order, local block in two parts", shape(opaque(1), opaque(1)), HALVES, false],
-    ["one remote head of unknown order, remote block in two parts", shape(hnd(1), opaque(1)), OF_TWO, false],
+    [
+      "one head of unknown order, local block in two parts",
+      shape(opaque(1), opaque(1)),
+      HALVES,
+      false,
+    ],
+    [
+      "one remote head of unknown order, remote block in two parts",
+      shape(hnd(1), opaque(1)),
+      OF_TWO,
+      false,
+    ],
   ])("%s", (_, given, parts, plain) => {
     expect(isPlainCopy(given, parts)).toBe(plain);
   });
@@ -96,7 +111,9 @@ test("a copied piece holds the shared heads of a part, and the part stride is th
   const given = shape(hnd(4, 8), hnd(2, 4), { sharedHeads: 2, localHead: 2 });
   expect(seen([copiedPiece(given, HALVES)])).toEqual([
     {
-      ...{ name: "", unit: "kernel-block", ...HALVES },
+      name: "",
+      unit: "kernel-block",
+      ...HALVES,
       // Two heads of four tokens; a local part has four heads.
       lengthBytes: 2 * 4 * CELL,
       local: { offsetBytes: 2 * 4 * CELL, partStrideBytes: 4 * 4 * CELL },
@@ -118,7 +135,10 @@ describe("direct pieces", () => {
     const given = shape(hnd(3, 8), hnd(2, 4), { sharedHeads: 2, localHead: 1 });
     expect(seen(directPieces(given, HALVES))).toEqual(
       [0, 1].map((head) => ({
-        ...{ name: `head ${head}`, unit: "kernel-block", ...HALVES, lengthBytes: 4 * CELL },
+        name: `head ${head}`,
+        unit: "kernel-block",
+        ...HALVES,
+        lengthBytes: 4 * CELL,
         local: { offsetBytes: (1 + head) * 8 * CELL, partStrideBytes: 4 * CELL },
         remote: { offsetBytes: head * 4 * CELL, partStrideBytes: 4 * CELL },
       })),
@@ -130,7 +150,10 @@ describe("direct pieces", () => {
     const given = shape(hnd(2), nhd(4), { sharedHeads: 2, remoteHead: 2 });
     expect(seen(directPieces(given, tokens))).toEqual(
       [0, 1].map((head) => ({
-        ...{ name: `head ${head}`, unit: "kernel-block", ...tokens, lengthBytes: CELL },
+        name: `head ${head}`,
+        unit: "kernel-block",
+        ...tokens,
+        lengthBytes: CELL,
         local: { offsetBytes: head * 4 * CELL, partStrideBytes: CELL },
         remote: { offsetBytes: (2 + head) * CELL, partStrideBytes: 4 * CELL },
       })),
@@ -155,7 +178,10 @@ describe("direct pieces", () => {
     const given = shape(nhd(3), nhd(4), { sharedHeads: 2, localHead: 1, remoteHead: 2 });
     expect(seen(directPieces(given, tokens))).toEqual([
       {
-        ...{ name: "", unit: "kernel-block", ...tokens, lengthBytes: 2 * CELL },
+        name: "",
+        unit: "kernel-block",
+        ...tokens,
+        lengthBytes: 2 * CELL,
         local: { offsetBytes: CELL, partStrideBytes: 3 * CELL },
         remote: { offsetBytes: 2 * CELL, partStrideBytes: 4 * CELL },
       },

@@ -13,7 +13,9 @@ export interface AttentionSide {
   readonly order: BlockOrder;
 }
 
-/** A region of heads and tokens on both sides, and the heads that a source and the local rank share. */
+/**
+ * A region of heads and tokens on both sides, and the heads that a source and the local rank share.
+ */
 export interface AttentionShape {
   readonly local: AttentionSide;
   readonly remote: AttentionSide;
@@ -24,15 +26,19 @@ export interface AttentionShape {
   /** The first of the shared heads in the remote block. */
   readonly remoteHead: number;
   /**
-   * The groups of the region have different numbers of tokens or heads in a block, so a piece of one group does not fit another. `tokens` is then that of
-   * the first group, and `heads` the highest number.
+   * The groups of the region have different numbers of tokens or heads in a block, so a piece of
+   * one group does not fit another. `tokens` is then that of the first group, and `heads` the
+   * highest number.
    */
   readonly isMixed?: boolean | undefined;
   /** The bytes of a block are not heads × tokens × cells: it is only moved whole. */
   readonly isWhole?: boolean | undefined;
 }
 
-/** The numbers of parts into which kernel blocks are cut, so that a local and a remote part hold equally many tokens. */
+/**
+ * The numbers of parts into which kernel blocks are cut, so that a local and a remote part hold
+ * equally many tokens.
+ */
 export interface BlockParts {
   readonly localParts: number;
   readonly remoteParts: number;
@@ -45,7 +51,10 @@ export interface Cuts {
   readonly tokenByToken: boolean;
 }
 
-/** Parts of blocks with these numbers of tokens. Token by token, each group's blocks have as many parts as tokens; otherwise one ratio serves all groups. */
+/**
+ * Parts of blocks with these numbers of tokens. Token by token, each group's blocks have as many
+ * parts as tokens; otherwise one ratio serves all groups.
+ */
 export function partsOfBlocks(
   { parts, tokenByToken }: Cuts,
   { local, remote }: { readonly local: number; readonly remote: number },
@@ -67,25 +76,44 @@ function isContiguous(side: AttentionSide, sharedHeads: number, parts: number): 
   return side.order === "token-major" && isWhole(side, sharedHeads);
 }
 
-/** Whether a plain copy puts parts in order: they are contiguous on both sides, and in the same order. */
-export function isPlainCopy(shape: AttentionShape, { localParts, remoteParts }: BlockParts): boolean {
+/**
+ * Whether a plain copy puts parts in order: they are contiguous on both sides, and in the same
+ * order.
+ */
+export function isPlainCopy(
+  shape: AttentionShape,
+  { localParts, remoteParts }: BlockParts,
+): boolean {
   const { local, remote, sharedHeads } = shape;
-  if (!isContiguous(local, sharedHeads, localParts) || !isContiguous(remote, sharedHeads, remoteParts))
+  if (
+    !isContiguous(local, sharedHeads, localParts) ||
+    !isContiguous(remote, sharedHeads, remoteParts)
+  )
     return false;
   return sharedHeads === 1 || local.order === remote.order;
 }
 
-/** Whether the direct form cuts blocks token by token: only where one side keeps the several heads of a token together. */
+/**
+ * Whether the direct form cuts blocks token by token: only where one side keeps the several heads
+ * of a token together.
+ */
 export function isTokenByToken({ local, remote, sharedHeads }: AttentionShape): boolean {
   const tokenMajor = (side: AttentionSide) => side.order === "token-major" && side.heads > 1;
   if (!tokenMajor(local) && !tokenMajor(remote)) return false;
-  return !(isWhole(local, sharedHeads) && isWhole(remote, sharedHeads) && local.order === remote.order);
+  return !(
+    isWhole(local, sharedHeads) &&
+    isWhole(remote, sharedHeads) &&
+    local.order === remote.order
+  );
 }
 
 /** One piece: the shared heads of a part, in the remote order. */
 export function copiedPiece(shape: AttentionShape, { localParts, remoteParts }: BlockParts): Piece {
   const { local, remote, sharedHeads } = shape;
-  const partBytes = { local: local.blockBytes / localParts, remote: remote.blockBytes / remoteParts };
+  const partBytes = {
+    local: local.blockBytes / localParts,
+    remote: remote.blockBytes / remoteParts,
+  };
   const headBytes = partBytes.local / local.heads;
   return {
     name: "",
@@ -97,7 +125,10 @@ export function copiedPiece(shape: AttentionShape, { localParts, remoteParts }: 
       offsetBytes: shape.localHead(source) * headBytes,
       partStrideBytes: partBytes.local,
     }),
-    remote: () => ({ offsetBytes: shape.remoteHead * headBytes, partStrideBytes: partBytes.remote }),
+    remote: () => ({
+      offsetBytes: shape.remoteHead * headBytes,
+      partStrideBytes: partBytes.remote,
+    }),
   };
 }
 

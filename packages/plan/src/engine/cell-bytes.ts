@@ -10,8 +10,10 @@ interface Cell {
 }
 
 /**
- * A rank with `cellBytes` in its regions, by which padded blocks are known: K and V, or one of the two or a latent, of the cache's head size and type. Regions
- * that have `cellBytes` keep them. Heads may have another size in some layers: blocks of unlike cells then say nothing of padding, and `cellBytes` stay absent.
+ * A rank with `cellBytes` in its regions, by which padded blocks are known: K and V, or one of the
+ * two or a latent, of the cache's head size and type. Regions that have `cellBytes` keep them.
+ * Heads may have another size in some layers: blocks of unlike cells then say nothing of padding,
+ * and `cellBytes` stay absent.
  */
 export function withCellBytes(
   rank: RankGeometry,
@@ -33,7 +35,11 @@ export function withCellBytes(
 }
 
 /** Undefined for a region without tokens, and where groups with unlike blocks share the region. */
-function cellOf(rank: RankGeometry, region: RegionGeometry, model: ModelGeometry): Cell | undefined {
+function cellOf(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): Cell | undefined {
   let found: Cell | undefined;
   for (const group of groupsOfTokens(rank, region, model)) {
     const heads = headsOfGroup(region, group, model);

@@ -74,17 +74,22 @@ describe("blocks that are not heads × tokens × cells", () => {
     [1, 2],
     [2, 1],
     [4, 1],
-  ])("vllm#52516: nvfp4 at TP %i → %i is refused by name, where heads would be split", (prefill, decode) => {
-    const heads = (tpSize: number) => `${4 / tpSize} heads, TP ${tpSize}`;
-    for (const local of ranks(decode)) {
-      const remotes = ranks(prefill).slice(0, Math.max(1, prefill / decode));
-      expect(why(() => built(local, remotes, "nvfp4"))).toBe(
-        `region "layer.0": blocks must be split by head, and ${NVFP4}: local ${heads(decode)}, remote ${heads(prefill)}`,
-      );
-      expect(why(() => built(local, remotes, "fp8_per_token_head"))).toBeUndefined();
-      expect(why(() => built(local, remotes, "nvfp9"))).toMatch(/cache dtype "nvfp9" is not known/);
-    }
-  });
+  ])(
+    "vllm#52516: nvfp4 at TP %i → %i is refused by name, where heads would be split",
+    (prefill, decode) => {
+      const heads = (tpSize: number) => `${4 / tpSize} heads, TP ${tpSize}`;
+      for (const local of ranks(decode)) {
+        const remotes = ranks(prefill).slice(0, Math.max(1, prefill / decode));
+        expect(why(() => built(local, remotes, "nvfp4"))).toBe(
+          `region "layer.0": blocks must be split by head, and ${NVFP4}: local ${heads(decode)}, remote ${heads(prefill)}`,
+        );
+        expect(why(() => built(local, remotes, "fp8_per_token_head"))).toBeUndefined();
+        expect(why(() => built(local, remotes, "nvfp9"))).toMatch(
+          /cache dtype "nvfp9" is not known/,
+        );
+      }
+    },
+  );
 
   test("vllm#52516: equal ranks copy nvfp4 blocks whole, and no token of the last block is zeroed", () => {
     const plan = built(sampleRank(), [sampleRank()], "nvfp4");
@@ -117,7 +122,13 @@ describe("blocks that are not heads × tokens × cells", () => {
       return sampleRank({ ...change, blockLengthBytes: 584 * kernelBlockSize });
     };
     const latents = (local: RankGeometry, remote: RankGeometry, cacheDtype: string) =>
-      buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 1, groups: ["mla"], cacheDtype });
+      buildEngineTransferPlan({
+        local,
+        remotes: [remote],
+        numKvHeads: 1,
+        groups: ["mla"],
+        cacheDtype,
+      });
     const plan = latents(mla({ tpSize: 2 }), mla(), "fp8_ds_mla");
     expect([plan.form, plan.uncovered]).toEqual(["copy", "masked"]);
     expect(why(() => latents(mla({ kernelBlockSize: 32 }), mla(), "fp8_ds_mla"))).toMatch(
@@ -130,10 +141,12 @@ describe("blocks that are not heads × tokens × cells", () => {
 
   test("backends that hold the K of all heads before the V of all heads", () => {
     const attentionBackend = "ROCM_ATTN";
-    expect(why(() => built(sampleRank({ attentionBackend }), ranks(2, { attentionBackend })))).toMatch(
-      /split by head, and blocks of ROCM_ATTN hold the K of all heads before the V/,
+    expect(
+      why(() => built(sampleRank({ attentionBackend }), ranks(2, { attentionBackend }))),
+    ).toMatch(/split by head, and blocks of ROCM_ATTN hold the K of all heads before the V/);
+    expect(built(sampleRank({ attentionBackend }), [sampleRank({ attentionBackend })]).form).toBe(
+      "copy",
     );
-    expect(built(sampleRank({ attentionBackend }), [sampleRank({ attentionBackend })]).form).toBe("copy");
   });
 
   test("a hybrid's pages that do not divide into heads and tokens are padded to the size of a state", () => {
@@ -143,7 +156,12 @@ describe("blocks that are not heads × tokens × cells", () => {
       return { ...rank, regions: rank.regions.map((region) => ({ ...region, groupId: -1 })) };
     };
     const plan = (local: RankGeometry, remote: RankGeometry) =>
-      buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 4, groups: ["full", "mamba"] });
+      buildEngineTransferPlan({
+        local,
+        remotes: [remote],
+        numKvHeads: 4,
+        groups: ["full", "mamba"],
+      });
     expect(why(() => plan(hybrid(2, 1), hybrid(1)))).toMatch(
       /split by head, and a block of 300 bytes is not 2 heads × 16 tokens: it is padded or packed/,
     );
@@ -156,7 +174,8 @@ describe("blocks that are not heads × tokens × cells", () => {
       return { ...rank, regions: rank.regions.map((region) => ({ ...region, cellBytes })) };
     };
     // 4 heads × 16 tokens of 128 bytes, and 1,024 bytes of padding.
-    const refused = /a block of 4608 bytes is not 2 heads × 16 tokens of 128 bytes: it is padded or packed/;
+    const refused =
+      /a block of 4608 bytes is not 2 heads × 16 tokens of 128 bytes: it is padded or packed/;
     expect(why(() => built(page(2, 1, 128), [page(1)]))).toMatch(refused);
     expect(why(() => built(page(2, 1, 144), [page(1)]))).toBeUndefined();
     expect(built(page(1, 0, 128), [page(1)]).uncovered).toBe("masked");

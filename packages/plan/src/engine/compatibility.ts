@@ -22,9 +22,15 @@ export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;
   /** A remote rank. */
   readonly remote: RankGeometry;
-  /** Conversions that the local engine can do after a receive (vLLM: `enable_permute_local_kv` for "hnd-to-nhd"). @default none */
+  /**
+   * Conversions that the local engine can do after a receive (vLLM: `enable_permute_local_kv` for
+   * "hnd-to-nhd"). @default none
+   */
   readonly conversions?: readonly ReceiveConversion[] | undefined;
-  /** Groups with block tables of their own share memory; conversions then do not apply. @default true for more than one group */
+  /**
+   * Groups with block tables of their own share memory; conversions then do not apply. @default
+   * true for more than one group
+   */
   readonly hybridCache?: boolean | undefined;
   /** The local engine caches prefixes. Matters for state-space models only. @default true */
   readonly prefixCaching?: boolean | undefined;
@@ -32,7 +38,10 @@ export interface CompatibilityOptions extends ModelGeometry {
 
 /** The facts that follow from a compatible pair of ranks. */
 export interface PairFacts {
-  /** `localParts`. Where remote kernel blocks are parts of the local ones: remote blocks in a local block. */
+  /**
+   * `localParts`. Where remote kernel blocks are parts of the local ones: remote blocks in a local
+   * block.
+   */
   readonly blockSizeRatio: number;
   /** Parts of a local kernel block; a local and a remote part hold equally many tokens. */
   readonly localParts: number;
@@ -47,9 +56,11 @@ export interface PairFacts {
 }
 
 /**
- * Accepts or refuses a pair of ranks by the rules of vLLM 0.33's `_validate_remote_agent_handshake`. Unlike vLLM it refuses to cut blocks of unknown
- * order, and accepts pairs whose bytes a plan can put in order. `buildEngineTransferPlan` calls it for each remote rank. Errors, each with both
- * values: `KV_TOPOLOGY_INVALID`, `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`, `KV_PLAN_UNSUPPORTED`.
+ * Accepts or refuses a pair of ranks by the rules of vLLM 0.33's
+ * `_validate_remote_agent_handshake`. Unlike vLLM it refuses to cut blocks of unknown order, and
+ * accepts pairs whose bytes a plan can put in order. `buildEngineTransferPlan` calls it for each
+ * remote rank. Errors, each with both values: `KV_TOPOLOGY_INVALID`, `KV_PLAN_INVALID`,
+ * `KV_PLAN_INCOMPATIBLE`, `KV_PLAN_UNSUPPORTED`.
  */
 export function checkCompatibility(options: CompatibilityOptions): PairFacts {
   const { local, remote, groups } = options;
@@ -70,7 +81,8 @@ export function checkCompatibility(options: CompatibilityOptions): PairFacts {
     remoteHeads: heads(remote.tpSize),
   };
   const conversions = isMla ? [] : layoutConversion(options);
-  if (local.attentionBackend !== remote.attentionBackend) conversions.push(...backendConversion(options));
+  if (local.attentionBackend !== remote.attentionBackend)
+    conversions.push(...backendConversion(options));
   checkStateSpace(options);
   checkRegions(options, facts, isMla);
   return Object.freeze({ ...facts, conversions: Object.freeze(conversions) });
@@ -105,14 +117,20 @@ function checkDcp(local: RankGeometry, remote: RankGeometry, groups: readonly Kv
   );
 }
 
-/** The fewest parts of equally many tokens: their size is the greatest common divisor of both block sizes. */
+/**
+ * The fewest parts of equally many tokens: their size is the greatest common divisor of both block
+ * sizes.
+ */
 function partsOf(local: RankGeometry, remote: RankGeometry): BlockParts {
   let [unit, rest] = [local.kernelBlockSize, remote.kernelBlockSize];
   while (rest > 0) [unit, rest] = [rest, unit % rest];
   return { localParts: local.kernelBlockSize / unit, remoteParts: remote.kernelBlockSize / unit };
 }
 
-/** Where remote blocks are cut (vLLM does not) they are cut by head, so each rank must have whole heads. */
+/**
+ * Where remote blocks are cut (vLLM does not) they are cut by head, so each rank must have whole
+ * heads.
+ */
 function checkWholeHeads({ local, remote, numKvHeads }: CompatibilityOptions): void {
   for (const { tpSize } of [local, remote]) {
     if (numKvHeads % tpSize === 0 || tpSize % numKvHeads === 0) continue;
@@ -132,7 +150,8 @@ function layoutConversion(options: CompatibilityOptions): ReceiveConversion[] {
   const hybrid = options.hybridCache ?? options.groups.length > 1;
   if (turned && conversions.includes("hnd-to-nhd") && !hybrid) return ["hnd-to-nhd"];
   const orders = [orderOfLayout(local.layout), orderOfLayout(remote.layout)];
-  if (!orders.includes("opaque") && (orders[0] === orders[1] || hasPlainOrder(local, remote))) return [];
+  if (!orders.includes("opaque") && (orders[0] === orders[1] || hasPlainOrder(local, remote)))
+    return [];
   throw incompatible(
     "the KV cache layouts differ, and descriptors cannot put the bytes in order: " +
       (orders.includes("opaque")
@@ -171,7 +190,12 @@ function refuseHybrid(options: CompatibilityOptions, conversion: ReceiveConversi
   );
 }
 
-function checkStateSpace({ local, remote, groups, prefixCaching = true }: CompatibilityOptions): void {
+function checkStateSpace({
+  local,
+  remote,
+  groups,
+  prefixCaching = true,
+}: CompatibilityOptions): void {
   const [mine, theirs] = [local.physicalBlocksPerLogical, remote.physicalBlocksPerLogical];
   if (!hasState(groups) || mine === theirs || !prefixCaching) return;
   throw unsupported(
@@ -218,7 +242,8 @@ function checkRegions(
     const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
     if (!groupsOfRegion(options.local, region, options).every(isState))
       checkOrder(region.name, options, { localHeads, remoteHeads, isCut });
-    // The state decides the size of a hybrid's page, not heads and tokens; only with MLA are pages comparable.
+    // The state decides the size of a hybrid's page, not heads and tokens; only with MLA are pages
+    // comparable.
     if (hybrid && !isMla) continue;
     if (
       region.blockLengthBytes * remoteHeads * remoteParts ===
@@ -237,7 +262,11 @@ function checkRegions(
 const MAX_NAMES = 8;
 
 /** The regions that only one side names, as a clause; empty where there are none. */
-function onlyOn(side: string, own: readonly RegionGeometry[], others: readonly RegionGeometry[]): string {
+function onlyOn(
+  side: string,
+  own: readonly RegionGeometry[],
+  others: readonly RegionGeometry[],
+): string {
   const known = new Set(others.map(({ name }) => name));
   const names = own.flatMap(({ name }) => (known.has(name) ? [] : [`"${name}"`]));
   if (names.length === 0) return "";
@@ -245,7 +274,10 @@ function onlyOn(side: string, own: readonly RegionGeometry[], others: readonly R
   return `; only ${side} has ${names.slice(0, MAX_NAMES).join(", ")}${more}`;
 }
 
-/** Groups that share a region use the same descriptors, so each source must hold the same share of every group's block. */
+/**
+ * Groups that share a region use the same descriptors, so each source must hold the same share of
+ * every group's block.
+ */
 function requireSameShares(
   model: CompatibilityOptions,
   region: RegionGeometry,
@@ -257,7 +289,10 @@ function requireSameShares(
     .filter((group) => headsOfGroup(region, group, model) !== heads);
   if (unlike.length === 0) return;
   const mapping = mappingsByHeads(local, remote, model);
-  const [shares, ranks] = [headsInBlock(local, heads) / headsInBlock(remote, heads), mapping(heads)];
+  const [shares, ranks] = [
+    headsInBlock(local, heads) / headsInBlock(remote, heads),
+    mapping(heads),
+  ];
   const inBlock = (rank: RankGeometry, group: number, own: number | undefined) =>
     `${headsInBlock(rank, own)} heads of group ${group} in a block, ${headsInBlock(rank, heads)} of another`;
   for (const group of unlike) {
@@ -287,7 +322,10 @@ interface RegionCut {
   readonly isCut: boolean;
 }
 
-/** Blocks whose bytes are not heads × tokens × cells are only moved whole, into blocks of the same order (vLLM 0.33 refuses NVFP4 alone, and by head alone). */
+/**
+ * Blocks whose bytes are not heads × tokens × cells are only moved whole, into blocks of the same
+ * order (vLLM 0.33 refuses NVFP4 alone, and by head alone).
+ */
 function checkWhole(model: CompatibilityOptions, cut: RegionCut): void {
   const { local, remote } = model;
   const { region, heads, localHeads, remoteHeads, isCut } = cut;
@@ -321,7 +359,10 @@ function checkWhole(model: CompatibilityOptions, cut: RegionCut): void {
   );
 }
 
-/** Blocks that are cut by head or token must have a known order. A single head has one in every layout. */
+/**
+ * Blocks that are cut by head or token must have a known order. A single head has one in every
+ * layout.
+ */
 function checkOrder(
   name: string,
   { local, remote }: CompatibilityOptions,

@@ -10,16 +10,28 @@ interface Engine {
   readonly dcpSize?: number;
 }
 
-function sides(tpRank: number, local: Engine, remote: Engine): [TpMapping, RankGeometry, RankGeometry] {
+function sides(
+  tpRank: number,
+  local: Engine,
+  remote: Engine,
+): [TpMapping, RankGeometry, RankGeometry] {
   const mapping = computeTpMapping({
-    ...{ tpRank, tpSize: local.tpSize, remoteTpSize: remote.tpSize },
-    ...{ dcpSize: local.dcpSize ?? 1, remoteDcpSize: remote.dcpSize ?? 1 },
-    ...{ numKvHeads: 1, isMla: true, groups: ["mla", "mla"] },
+    tpRank,
+    tpSize: local.tpSize,
+    remoteTpSize: remote.tpSize,
+    dcpSize: local.dcpSize ?? 1,
+    remoteDcpSize: remote.dcpSize ?? 1,
+    numKvHeads: 1,
+    isMla: true,
+    groups: ["mla", "mla"],
   });
   return [mapping, sampleRank({ ...local, tpRank }), sampleRank(remote)];
 }
 
-/** For each local rank: the remote ranks it reads, those it only notifies, and how many readers a remote rank waits for. */
+/**
+ * For each local rank: the remote ranks it reads, those it only notifies, and how many readers a
+ * remote rank waits for.
+ */
 function reads(local: Engine, remote: Engine) {
   return Array.from({ length: local.tpSize }, (_, tpRank) => {
     const made = readOneReplica(...sides(tpRank, local, remote));
@@ -85,7 +97,8 @@ test("finer local slices: each rank reads the remote slice that contains its own
 });
 
 test("refuses finer local slices of a remote engine with copies, because no reader would notify some copies", () => {
-  const attempt = () => readOneReplica(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
+  const attempt = () =>
+    readOneReplica(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
   expect(attempt).toThrow(/local DCP 4 of TP 4, remote DCP 2 of TP 4/);
   try {
     attempt();

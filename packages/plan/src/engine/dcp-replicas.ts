@@ -3,12 +3,18 @@ import { unsupported } from "../errors.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /**
- * A mapping for DCP groups that are smaller than the engine, so that several ranks hold a replica of the same slice of a sequence. Each reader reads one
- * replica of a slice, readers choose different replicas, and every reader notifies all of them. So a remote rank awaits a notification from each
- * reader of its slice. (vLLM 0.33 has DCP groups of 1 or of all ranks only; its `dcp_source_ranks` would read every replica.) Errors:
- * `KV_PLAN_UNSUPPORTED` where no reader would notify a replica.
+ * A mapping for DCP groups that are smaller than the engine, so that several ranks hold a replica
+ * of the same slice of a sequence. Each reader reads one replica of a slice, readers choose
+ * different replicas, and every reader notifies all of them. So a remote rank awaits a notification
+ * from each reader of its slice. (vLLM 0.33 has DCP groups of 1 or of all ranks only; its
+ * `dcp_source_ranks` would read every replica.) Errors: `KV_PLAN_UNSUPPORTED` where no reader would
+ * notify a replica.
  */
-export function readOneReplica(mapping: TpMapping, local: RankGeometry, remote: RankGeometry): TpMapping {
+export function readOneReplica(
+  mapping: TpMapping,
+  local: RankGeometry,
+  remote: RankGeometry,
+): TpMapping {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (theirs === 1) return mapping;
   const replicas = Math.floor(remote.tpSize / theirs);
@@ -20,7 +26,8 @@ export function readOneReplica(mapping: TpMapping, local: RankGeometry, remote: 
       "use DCP groups as large as the engines, or the same DCP size on both sides",
     );
   }
-  // The readers of a remote slice: the ranks of one local slice, or those of the several local slices that it is cut into.
+  // The readers of a remote slice: the ranks of one local slice, or those of the several local
+  // slices that it is cut into.
   const readers = local.tpSize / Math.min(mine, theirs);
   const reader = Math.floor(local.tpRank / Math.min(mine, theirs));
   const attentionRanks = Object.freeze(
@@ -34,6 +41,8 @@ export function readOneReplica(mapping: TpMapping, local: RankGeometry, remote: 
     allSourceRanks,
     rankToAttentionSlot: Object.freeze(Object.fromEntries(attentionRanks.map((rank) => [rank, 0]))),
     localConsumers: readers,
-    notifyOnlyRanks: Object.freeze(mapping.handshakeRanks.filter((rank) => !attentionRanks.includes(rank))),
+    notifyOnlyRanks: Object.freeze(
+      mapping.handshakeRanks.filter((rank) => !attentionRanks.includes(rank)),
+    ),
   });
 }

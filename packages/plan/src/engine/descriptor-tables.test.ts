@@ -12,7 +12,10 @@ import {
 
 const rank = sampleRank({ deviceId: 3, physicalBlocksPerLogical: 2 });
 
-/** A segment of a region of 11 blocks of 512 bytes at address 4096, with a block stride of `strideBytes`. */
+/**
+ * A segment of a region of 11 blocks of 512 bytes at address 4096, with a block stride of
+ * `strideBytes`.
+ */
 function side(
   strideBytes: number,
   change: Partial<SegmentSide> = {},
@@ -20,8 +23,14 @@ function side(
 ): SegmentSide {
   return {
     region: {
-      ...{ name: "layer.0", baseAddress: 4096, numBlocks: 11, blockLengthBytes: 512 },
-      ...{ blockStrideBytes: strideBytes, groupId: 0, memoryType: "VRAM", ...region },
+      name: "layer.0",
+      baseAddress: 4096,
+      numBlocks: 11,
+      blockLengthBytes: 512,
+      blockStrideBytes: strideBytes,
+      groupId: 0,
+      memoryType: "VRAM",
+      ...region,
     },
     unit: "kernel-block",
     parts: 1,
@@ -31,8 +40,15 @@ function side(
   };
 }
 const halves = { parts: 2, lengthBytes: 256, place: { offsetBytes: 0, partStrideBytes: 256 } };
-/** Half of the heads in each half of the tokens: the parts are evenly spaced, with gaps between them. */
-const headsOfHalves = { parts: 2, lengthBytes: 128, place: { offsetBytes: 128, partStrideBytes: 256 } };
+/**
+ * Half of the heads in each half of the tokens: the parts are evenly spaced, with gaps between
+ * them.
+ */
+const headsOfHalves = {
+  parts: 2,
+  lengthBytes: 128,
+  place: { offsetBytes: 128, partStrideBytes: 256 },
+};
 /** One head of two, in two parts: the parts of one head are adjacent. */
 const head = { parts: 2, lengthBytes: 128, place: { offsetBytes: 256, partStrideBytes: 128 } };
 const logical = { unit: "logical-block", lengthBytes: 900 } as const;
@@ -101,9 +117,7 @@ test("a table has its segments' rows in order, and their memory type", () => {
   const table = tableOf(rank, [side(600, halves), side(512, {}, { baseAddress: 65536 })]);
   expect(table.memoryType).toBe("VRAM");
   expect([...table.rows]).toEqual([
-    ...[4096, 256, 3, 600, 11],
-    ...[4352, 256, 3, 600, 11],
-    ...[65536, 512, 3, 512, 11],
+    4096, 256, 3, 600, 11, 4352, 256, 3, 600, 11, 65536, 512, 3, 512, 11,
   ]);
 });
 

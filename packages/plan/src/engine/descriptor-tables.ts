@@ -24,8 +24,9 @@ function blockSteps(rank: RankGeometry, { region, unit }: SegmentSide): BlockSte
 }
 
 /**
- * Whether the parts of all blocks are evenly spaced: then they are one row. Otherwise part `j` of all blocks is a row. So the number of rows does not
- * depend on the number of blocks. (vLLM 0.33 writes a row per block where there is padding.)
+ * Whether the parts of all blocks are evenly spaced: then they are one row. Otherwise part `j` of
+ * all blocks is a row. So the number of rows does not depend on the number of blocks. (vLLM 0.33
+ * writes a row per block where there is padding.)
  */
 function isEvenlySpaced({ parts, place }: SegmentSide, { strideBytes }: BlockSteps): boolean {
   return parts === 1 || strideBytes === parts * place.partStrideBytes;
@@ -57,7 +58,13 @@ export function tableOf(rank: RankGeometry, segments: readonly SegmentSide[]): D
       continue;
     }
     for (let part = 0; part < parts; part++) {
-      rows.push(address + part * place.partStrideBytes, lengthBytes, device, steps.strideBytes, steps.count);
+      rows.push(
+        address + part * place.partStrideBytes,
+        lengthBytes,
+        device,
+        steps.strideBytes,
+        steps.count,
+      );
     }
   }
   const memoryType = segments[0]?.region.memoryType ?? "DRAM";
@@ -80,7 +87,10 @@ export function descriptorRows({ rows }: DescriptorTable): readonly DescriptorRo
   const found: DescriptorRow[] = [];
   let firstId = 0;
   for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
-    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(at, at + DESCRIPTOR_ROW);
+    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(
+      at,
+      at + DESCRIPTOR_ROW,
+    );
     found.push({ firstId, count, address, lengthBytes, stride });
     firstId += count;
   }

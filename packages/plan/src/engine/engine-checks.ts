@@ -8,8 +8,8 @@ import type { AttentionShape, BlockParts } from "./attention-pieces.js";
 import type { RegionPair } from "./segments.js";
 
 /**
- * Refuses caches and sizes that decode context parallelism cannot serve. Errors: `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not
- * divide an engine.
+ * Refuses caches and sizes that decode context parallelism cannot serve. Errors:
+ * `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not divide an engine.
  */
 export function assertContextParallelSupported(
   local: RankGeometry,
@@ -18,7 +18,8 @@ export function assertContextParallelSupported(
 ): void {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (mine === 1 && theirs === 1) return;
-  // A DCP group shares the blocks of one KV head. With several heads per rank, other ranks would have to be read too.
+  // A DCP group shares the blocks of one KV head. With several heads per rank, other ranks would
+  // have to be read too.
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
   for (const [index, kind] of groups.entries()) {
     const { sharding, extent } = cacheKind(kind);
@@ -31,13 +32,20 @@ export function assertContextParallelSupported(
   }
   for (const { tpSize, dcpSize = 1 } of [local, remote]) {
     if (tpSize % dcpSize === 0) continue;
-    throw new KvError("KV_PLAN_INVALID", `DCP groups of ${dcpSize} ranks do not divide TP size ${tpSize}`, {
-      details: { tpSize, dcpSize },
-    });
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `DCP groups of ${dcpSize} ranks do not divide TP size ${tpSize}`,
+      {
+        details: { tpSize, dcpSize },
+      },
+    );
   }
 }
 
-/** Refuses a region that belongs to different groups on the two sides: block ids are given by group. Errors: `KV_PLAN_UNSUPPORTED`. */
+/**
+ * Refuses a region that belongs to different groups on the two sides: block ids are given by group.
+ * Errors: `KV_PLAN_UNSUPPORTED`.
+ */
 export function requireSameGroups(pairs: readonly RegionPair[]): void {
   for (const { region, remoteRegion } of pairs) {
     if (region.groupId === remoteRegion.groupId) continue;
@@ -51,8 +59,8 @@ export function requireSameGroups(pairs: readonly RegionPair[]): void {
 }
 
 /**
- * Refuses blocks that do not divide into equal shares on both sides. Errors: `KV_PLAN_INVALID` where a block does not divide, `KV_PLAN_INCOMPATIBLE` where
- * the shares differ in bytes.
+ * Refuses blocks that do not divide into equal shares on both sides. Errors: `KV_PLAN_INVALID`
+ * where a block does not divide, `KV_PLAN_INCOMPATIBLE` where the shares differ in bytes.
  */
 export function requireWholeShares(
   pairs: readonly RegionPair[],
@@ -69,17 +77,28 @@ export function requireWholeShares(
       [local, localParts],
       [remote, remoteParts],
     ] as const) {
-      // A block that is only moved whole needs no cells, and its heads and tokens are as many on both sides.
+      // A block that is only moved whole needs no cells, and its heads and tokens are as many on
+      // both sides.
       if (shape.isWhole === true) continue;
       const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
       if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
-      // A compressed latent holds several tokens, and the pages of hybrids are padded to the size of a state: such blocks are only moved whole.
-      const isPage = pairs[index]?.heads === undefined || (pairs[index]?.stateGroups.length ?? 0) > 0;
+      // A compressed latent holds several tokens, and the pages of hybrids are padded to the size
+      // of a state: such blocks are only moved whole.
+      const isPage =
+        pairs[index]?.heads === undefined || (pairs[index]?.stateGroups.length ?? 0) > 0;
       if (isPage && localParts === 1 && remoteParts === 1) continue;
       throw new KvError(
         "KV_PLAN_INVALID",
         `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,
-        { details: { region, blockBytes: side.blockBytes, heads: side.heads, tokens: side.tokens, parts } },
+        {
+          details: {
+            region,
+            blockBytes: side.blockBytes,
+            heads: side.heads,
+            tokens: side.tokens,
+            parts,
+          },
+        },
       );
     }
     const [mine, theirs] = [
@@ -97,7 +116,10 @@ export function requireWholeShares(
   }
 }
 
-/** Refuses remote ranks of one engine that differ in more than addresses, device and rank number. Errors: `KV_PLAN_INVALID` with both values. */
+/**
+ * Refuses remote ranks of one engine that differ in more than addresses, device and rank number.
+ * Errors: `KV_PLAN_INVALID` with both values.
+ */
 export function requireSameEngine(first: RankGeometry, other: RankGeometry): void {
   const facts = (rank: RankGeometry) => ({
     tpSize: rank.tpSize,
@@ -120,7 +142,10 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
   }
 }
 
-/** Refuses a cache that two pipeline stages hold: it would be moved twice. Errors: `KV_PLAN_INVALID`. */
+/**
+ * Refuses a cache that two pipeline stages hold: it would be moved twice. Errors:
+ * `KV_PLAN_INVALID`.
+ */
 export function requireOneHolder(
   local: RankGeometry,
   stages: readonly { readonly ppRank: number; readonly aligned: AlignedRank }[],
@@ -141,8 +166,9 @@ export function requireOneHolder(
 }
 
 /**
- * The remote ranks by tensor-parallel rank. Errors: `KV_PLAN_INCOMPATIBLE` for a rank that the mapping neither reads nor notifies, `KV_PLAN_INVALID` for a
- * rank that is given twice or is missing.
+ * The remote ranks by tensor-parallel rank. Errors: `KV_PLAN_INCOMPATIBLE` for a rank that the
+ * mapping neither reads nor notifies, `KV_PLAN_INVALID` for a rank that is given twice or is
+ * missing.
  */
 export function ranksByNumber(
   remotes: readonly RankGeometry[],

@@ -5,10 +5,14 @@ import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 
 /** A rank of an MLA cache that is sharded over DCP groups. */
-const dealt = (tpSize: number, dcpSize: number) => sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
+const dealt = (tpSize: number, dcpSize: number) =>
+  sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
 const region = (change: Record<string, unknown>) => {
   const rank = sampleRank();
-  return { ...rank, regions: rank.regions.map((one, index) => (index === 1 ? { ...one, ...change } : one)) };
+  return {
+    ...rank,
+    regions: rank.regions.map((one, index) => (index === 1 ? { ...one, ...change } : one)),
+  };
 };
 
 test.each<[string, () => unknown, KvErrorCode, RegExp]>([
@@ -34,19 +38,28 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
   ],
   [
     "local kernel blocks that do not divide into logical blocks",
-    () => buildEngineTransferPlan(samplePair(sampleRank({ physicalBlocksPerLogical: 3 }), sampleRank())),
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank({ physicalBlocksPerLogical: 3 }), sampleRank()),
+      ),
     "KV_PLAN_INVALID",
     /local.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
   ],
   [
     "remote kernel blocks that do not divide into logical blocks",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ physicalBlocksPerLogical: 3 }))),
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank(), sampleRank({ physicalBlocksPerLogical: 3 })),
+      ),
     "KV_PLAN_INVALID",
     /remote.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
   ],
   [
     "another attention backend",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" }))),
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" })),
+      ),
     "KV_PLAN_INCOMPATIBLE",
     /local FLASH_ATTN, remote CPU_ATTN/,
   ],
@@ -159,7 +172,9 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
           numBlocks: 2 ** 28,
         })),
       });
-      return buildEngineTransferPlan(samplePair(many(sampleRank({ layout: "LBNHC" })), many(sampleRank())));
+      return buildEngineTransferPlan(
+        samplePair(many(sampleRank({ layout: "LBNHC" })), many(sampleRank())),
+      );
     },
     "KV_PLAN_UNSUPPORTED",
     /rank 0: 4294967296 descriptors in one list/,
@@ -248,20 +263,24 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
   ],
   [
     "a region in different groups",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }), ["full", "swa"])),
+    () =>
+      buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }), ["full", "swa"])),
     "KV_PLAN_UNSUPPORTED",
     /local 0, remote 1/,
   ],
   [
     "DCP sizes that do not divide",
-    () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank({ dcpSize: 3 }))),
+    () =>
+      buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank({ dcpSize: 3 }))),
     "KV_PLAN_INCOMPATIBLE",
     /local 2, remote 3/,
   ],
   [
     "a remote rank that the local rank does not read",
     () =>
-      buildEngineTransferPlan(samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 }))),
+      buildEngineTransferPlan(
+        samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 })),
+      ),
     "KV_PLAN_INCOMPATIBLE",
     /remote rank 1/,
   ],
@@ -276,7 +295,10 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     () =>
       buildEngineTransferPlan({
         ...samplePair(),
-        remotes: [sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1, kernelBlockSize: 8 })],
+        remotes: [
+          sampleRank({ tpSize: 2 }),
+          sampleRank({ tpSize: 2, tpRank: 1, kernelBlockSize: 8 }),
+        ],
       }),
     "KV_PLAN_INVALID",
     /differ in kernelBlockSize: 16 and 8/,
@@ -322,7 +344,9 @@ test("chooses the transfer form and gives the reason", () => {
 test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
   "layout %s: copies whole blocks between equal ranks",
   (layout) => {
-    const plan = buildEngineTransferPlan(samplePair(sampleRank({ layout }), sampleRank({ layout })));
+    const plan = buildEngineTransferPlan(
+      samplePair(sampleRank({ layout }), sampleRank({ layout })),
+    );
     expect(plan.form).toBe("copy");
     expect(plan.uncovered).toBe(["LHBNC", "BHLNC"].includes(layout) ? "masked" : "zeroed");
   },
@@ -331,7 +355,9 @@ test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
 test("each pair of memory types has its own list", () => {
   const plan = buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" })));
   const request = planRequest(plan, { localBlockIds: [[1, 2]], remoteBlockIds: [[4, 5]] });
-  expect(plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType])).toEqual([
+  expect(
+    plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType]),
+  ).toEqual([
     ["DRAM", "DRAM"],
     ["DRAM", "VRAM"],
   ]);
@@ -360,8 +386,16 @@ test("copies padded hybrid pages unchanged, and zeroes nothing when the head off
   };
   // Four heads of 16 tokens do not divide 516 bytes; nor do the tokens of one head 132.
   expect(plan(1, 516)).toMatchObject({ form: "copy", blockOrder: "opaque", uncovered: "masked" });
-  expect(plan(1, 512)).toMatchObject({ form: "copy", blockOrder: "head-major", uncovered: "zeroed" });
-  expect(plan(4, 132)).toMatchObject({ form: "copy", blockOrder: "token-major", uncovered: "zeroed" });
+  expect(plan(1, 512)).toMatchObject({
+    form: "copy",
+    blockOrder: "head-major",
+    uncovered: "zeroed",
+  });
+  expect(plan(4, 132)).toMatchObject({
+    form: "copy",
+    blockOrder: "token-major",
+    uncovered: "zeroed",
+  });
 });
 
 test("makes no receive pass for copied blocks when the engine masks uncovered tokens", () => {
@@ -397,7 +431,9 @@ test("sources have the same list key only when they fill the same part of the lo
   const keys = (remoteTp: number) =>
     buildEngineTransferPlan({
       ...samplePair(),
-      remotes: Array.from({ length: remoteTp }, (_, tpRank) => sampleRank({ tpRank, tpSize: remoteTp })),
+      remotes: Array.from({ length: remoteTp }, (_, tpRank) =>
+        sampleRank({ tpRank, tpSize: remoteTp }),
+      ),
     }).sources.map((source) => source.localListKey);
   expect(new Set(keys(2)).size).toBe(2);
   expect(keys(1)).toEqual(["list 0: 512@0"]);
@@ -405,8 +441,14 @@ test("sources have the same list key only when they fill the same part of the lo
 
 describe("stages of a pipeline", () => {
   /** A rank that holds some of the regions of another, as one of two stages. */
-  const stageOf = (rank: ReturnType<typeof sampleRank>, ppRank: number, regions: readonly number[]) => ({
-    ...{ ...rank, ppRank, ppSize: 2 },
+  const stageOf = (
+    rank: ReturnType<typeof sampleRank>,
+    ppRank: number,
+    regions: readonly number[],
+  ) => ({
+    ...rank,
+    ppRank,
+    ppSize: 2,
     regions: rank.regions.filter((_, index) => regions.includes(index)),
   });
   const whole = sampleRank();
@@ -422,7 +464,8 @@ describe("stages of a pipeline", () => {
   });
 
   test("must together hold every cache of the local rank", () => {
-    const attempt = () => buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
+    const attempt = () =>
+      buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
     expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
     const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
     for (const [remote, ranks] of [
@@ -442,7 +485,8 @@ describe("stages of a pipeline", () => {
   });
 
   test("with only layers of fewer heads are mapped by the heads of those layers", () => {
-    // Layer 1 is in group 1, which has two heads. Each of the four remote ranks holds one head, so two ranks hold the same head.
+    // Layer 1 is in group 1, which has two heads. Each of the four remote ranks holds one head, so
+    // two ranks hold the same head.
     const own = (rank: ReturnType<typeof sampleRank>, lengths: readonly number[]) => ({
       ...rank,
       regions: rank.regions.map((one, groupId) => {
@@ -456,14 +500,24 @@ describe("stages of a pipeline", () => {
     });
     const plan = buildEngineTransferPlan({
       ...samplePair(own(whole, [512, 256]), whole, ["full", "swa"]),
-      ...{ remotes, groupKvHeads: [4, 2] },
+      remotes,
+      groupKvHeads: [4, 2],
     });
     expect(plan.headsOfRegion).toEqual([4, 2]);
     expect(plan.sources.map(({ remotePpRank, remoteRank }) => [remotePpRank, remoteRank])).toEqual([
       ...[0, 1, 2, 3].map((rank) => [0, rank]),
       ...[0, 1, 2, 3].map((rank) => [1, rank]),
     ]);
-    expect(plan.sources.map(({ segments }) => segments)).toEqual([[0], [0], [0], [0], [1], [], [1], []]);
+    expect(plan.sources.map(({ segments }) => segments)).toEqual([
+      [0],
+      [0],
+      [0],
+      [0],
+      [1],
+      [],
+      [1],
+      [],
+    ]);
   });
 });
 
@@ -490,7 +544,11 @@ test("a region without groups is not moved", () => {
   const rank = sampleRank();
   const none = { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds: [] })) };
   expect(buildEngineTransferPlan(samplePair(none, none))).toMatchObject({
-    ...{ segments: [], sources: [], remoteIndexing: [], localIndexing: [], regionsOfGroup: [[]] },
+    segments: [],
+    sources: [],
+    remoteIndexing: [],
+    localIndexing: [],
+    regionsOfGroup: [[]],
   });
 });
 
@@ -498,7 +556,11 @@ test("latents are read from one rank without a split by head, and the ranks with
   const latents = (tpRank: number) => sampleRank({ tpRank, tpSize: 2, blockLengthBytes: 1024 });
   const remotes = [latents(0), latents(1)];
   const whole = sampleRank({ blockLengthBytes: 1024 });
-  const plan = buildEngineTransferPlan({ ...samplePair(whole, whole, ["mla"]), remotes, numKvHeads: 3 });
+  const plan = buildEngineTransferPlan({
+    ...samplePair(whole, whole, ["mla"]),
+    remotes,
+    numKvHeads: 3,
+  });
   expect(plan.sources.map(({ remoteRank }) => remoteRank)).toEqual([0]);
   expect(plan.notifyOnlyRanks).toEqual([1]);
   expect(plan.headsOfRegion).toEqual([1, 1]);
@@ -513,31 +575,43 @@ describe("conversions", () => {
     remote: object,
     conversions: readonly ("hnd-to-nhd" | "attention-order")[],
   ) => ({
-    ...{ ...samplePair(sampleRank(local), sampleRank(remote)), conversions },
+    ...samplePair(sampleRank(local), sampleRank(remote)),
+    conversions,
   });
 
   test("hnd-to-nhd is used by the permute form, and not by the direct form", () => {
     const turned = pair({ layout: "LBNHC" }, {}, ["hnd-to-nhd"]);
     expect(buildEngineTransferPlan(turned)).toMatchObject({
-      ...{ form: "permute", conversions: ["hnd-to-nhd"], blockOrder: "token-major" },
+      form: "permute",
+      conversions: ["hnd-to-nhd"],
+      blockOrder: "token-major",
     });
     expect(buildEngineTransferPlan({ ...turned, form: "direct" })).toMatchObject({
-      ...{ form: "direct", conversions: [] },
+      form: "direct",
+      conversions: [],
     });
   });
 
   test("attention-order is kept in every form when the backends differ, because the engine does it", () => {
-    const other = pair({ kernelBlockSize: 32 }, { attentionBackend: "TRITON_ATTN" }, ["attention-order"]);
+    const other = pair({ kernelBlockSize: 32 }, { attentionBackend: "TRITON_ATTN" }, [
+      "attention-order",
+    ]);
     expect(buildEngineTransferPlan({ ...other, form: "direct" })).toMatchObject({
-      ...{ form: "direct", conversions: ["attention-order"] },
+      form: "direct",
+      conversions: ["attention-order"],
     });
     for (const [local, remote] of [
       ["FLASH_ATTN", "CPU_ATTN"],
       ["CPU_ATTN", "FLASH_ATTN"],
     ] as const) {
-      const packed = pair({ attentionBackend: local }, { attentionBackend: remote }, ["attention-order"]);
+      const packed = pair({ attentionBackend: local }, { attentionBackend: remote }, [
+        "attention-order",
+      ]);
       expect(buildEngineTransferPlan(packed)).toMatchObject({
-        ...{ form: "copy", conversions: ["attention-order"], blockOrder: "opaque", uncovered: "masked" },
+        form: "copy",
+        conversions: ["attention-order"],
+        blockOrder: "opaque",
+        uncovered: "masked",
       });
     }
   });
@@ -549,6 +623,8 @@ test("blockOrder is token-major for one head, and opaque for a layout that sprea
     return buildEngineTransferPlan(samplePair(rank, rank)).blockOrder;
   };
   expect([order("LBHNC", 1), order("LBHNC", 4), order("LHBNC", 4)]).toEqual([
-    ...["head-major", "token-major", "opaque"],
+    "head-major",
+    "token-major",
+    "opaque",
   ]);
 });

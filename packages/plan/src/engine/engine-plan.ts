@@ -26,22 +26,35 @@ export interface BuildPlanOptions extends ModelGeometry {
   readonly local: RankGeometry;
   /** The ranks of `handshakeTargetRanks` of each pipeline stage, in any order. */
   readonly remotes: readonly RankGeometry[];
-  /** Conversions that the local engine can do after a receive. A pair that needs another one is refused. @default none */
+  /**
+   * Conversions that the local engine can do after a receive. A pair that needs another one is
+   * refused. @default none
+   */
   readonly conversions?: readonly ReceiveConversion[] | undefined;
-  /** The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive. @default false */
+  /**
+   * The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive.
+   * @default false
+   */
   readonly masksUncovered?: boolean | undefined;
-  /** The form where blocks must be put in another order. @default the possible form with fewer descriptors */
+  /**
+   * The form where blocks must be put in another order. @default the possible form with fewer
+   * descriptors
+   */
   readonly form?: "permute" | "direct" | undefined;
-  /** The receive pass can access the local cache. Give false for device memory without staging. @default true */
+  /**
+   * The receive pass can access the local cache. Give false for device memory without staging.
+   * @default true
+   */
   readonly canPass?: boolean | undefined;
   /** As `CompatibilityOptions.prefixCaching`. @default true */
   readonly prefixCaching?: boolean | undefined;
 }
 
 /**
- * Builds the plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes or ranks do not fit),
- * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED` (both are sound, and there is no plan
- * for the pair).
+ * Builds the plan of one local rank against one remote engine. Errors, each with both values:
+ * `KV_TOPOLOGY_INVALID` (sizes or ranks do not fit), `KV_PLAN_INVALID` (a side contradicts itself),
+ * `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED` (both are sound, and there is
+ * no plan for the pair).
  */
 export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
   const options = { ...given, local: withStageGroups(given.local, given.remotes) };
@@ -56,7 +69,8 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
   const [first] = stages as [Stage];
   const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
   const remote = first.aligned.geometry;
-  if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
+  if (!isMla)
+    for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
   assertContextParallelSupported(local, remote, { groups, isMla });
 
   const mapping = mappingsByHeads(local, remote, options);
@@ -85,7 +99,8 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
   );
   const attention = shapes.filter((shape): shape is AttentionShape => shape !== undefined);
   const order = receiveOrder(local, remote, { facts, attention });
-  const plainTokens = hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
+  const plainTokens =
+    hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
   requireWholeShares(pairs, shapes, facts, plainTokens);
   const choice = chooseForm({
     shapes: attention,
@@ -146,7 +161,10 @@ interface Stage {
   readonly facts: PairFacts;
 }
 
-/** The remote ranks by pipeline stage, aligned with the local regions and checked against the local rank. */
+/**
+ * The remote ranks by pipeline stage, aligned with the local regions and checked against the local
+ * rank.
+ */
 function stagesOf(options: BuildPlanOptions): readonly Stage[] {
   const { local } = options;
   const byStage = new Map<number, RankGeometry[]>();
@@ -161,7 +179,8 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
       return alignRegions(local, rank);
     });
     const [first] = aligned as [AlignedRank];
-    // All regions of the rank decide which groups share one; the regions of a single stage may all name the same group.
+    // All regions of the rank decide which groups share one; the regions of a single stage may all
+    // name the same group.
     const regions = first.localRegions.map((index) => {
       const region = local.regions[index] as RegionGeometry;
       return { ...region, groupIds: groupsOfRegion(local, region, options) };
@@ -184,9 +203,13 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
 function receiveOrder(
   local: RankGeometry,
   remote: RankGeometry,
-  { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
+  {
+    facts,
+    attention,
+  }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
 ): BlockOrder {
-  if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
+  if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend))
+    return "opaque";
   if (attention.some(({ isWhole }) => isWhole)) return "opaque";
   // With one head the order of tokens is the same in both layouts.
   const order = orderOfLayout(local.layout);

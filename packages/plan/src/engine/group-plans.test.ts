@@ -28,7 +28,10 @@ function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPl
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
     // groupPlans reads only the groups, the region and the region's heads of a piece.
     pieces: (given.pieces ?? []).map((own, index) => {
-      const pair = { region: local.regions[0], heads: given.heads?.[index] ?? 4 } as RegionPiece["pair"];
+      const pair = {
+        region: local.regions[0],
+        heads: given.heads?.[index] ?? 4,
+      } as RegionPiece["pair"];
       return { ...({} as RegionPiece), pair, groups: own };
     }),
     parts,
@@ -43,7 +46,11 @@ test("token by token, each group has as many parts as its blocks have tokens", (
     parts: { localParts: 2, remoteParts: 1 },
     tokenByToken: true,
   });
-  const parts = plans.map(({ localParts, remoteParts, partTokens }) => [localParts, remoteParts, partTokens]);
+  const parts = plans.map(({ localParts, remoteParts, partTokens }) => [
+    localParts,
+    remoteParts,
+    partTokens,
+  ]);
   expect(parts).toEqual([
     [16, 8, 1],
     [32, 16, 1],
@@ -51,16 +58,25 @@ test("token by token, each group has as many parts as its blocks have tokens", (
 });
 
 test("attention blocks are cut into the given parts on both sides", () => {
-  // Local blocks of 48 tokens and remote ones of 32 share parts of 16. A logical block has two kernel blocks here, five there.
+  // Local blocks of 48 tokens and remote ones of 32 share parts of 16. A logical block has two
+  // kernel blocks here, five there.
   const [plan] = plansOf(["full"], {
     local: { kernelBlockSize: 48, physicalBlocksPerLogical: 2 },
     remote: { kernelBlockSize: 32, physicalBlocksPerLogical: 5 },
     parts: { localParts: 3, remoteParts: 2 },
   });
   expect(plan).toEqual({
-    ...{ kind: "full", extent: "sequence", unit: "kernel-block", segments: [] },
-    ...{ localBlockTokens: 96, remoteBlockTokens: 160, partTokens: 16 },
-    ...{ localParts: 3, remoteParts: 2, localPerLogical: 2, remotePerLogical: 5 },
+    kind: "full",
+    extent: "sequence",
+    unit: "kernel-block",
+    segments: [],
+    localBlockTokens: 96,
+    remoteBlockTokens: 160,
+    partTokens: 16,
+    localParts: 3,
+    remoteParts: 2,
+    localPerLogical: 2,
+    remotePerLogical: 5,
   });
 });
 
@@ -77,9 +93,17 @@ test("a state moves as whole logical blocks, regardless of the parts of other gr
     remotePerLogical: 4,
   });
   expect(plans[1]).toEqual({
-    ...{ kind: "mamba", extent: "state", unit: "logical-block", segments: [] },
-    ...{ localBlockTokens: 96, remoteBlockTokens: 64, partTokens: 16 },
-    ...{ localParts: 1, remoteParts: 1, localPerLogical: 1, remotePerLogical: 1 },
+    kind: "mamba",
+    extent: "state",
+    unit: "logical-block",
+    segments: [],
+    localBlockTokens: 96,
+    remoteBlockTokens: 64,
+    partTokens: 16,
+    localParts: 1,
+    remoteParts: 1,
+    localPerLogical: 1,
+    remotePerLogical: 1,
   });
 });
 
@@ -90,7 +114,9 @@ test("groups may have different numbers of tokens per block", () => {
     parts: { localParts: 2, remoteParts: 1 },
   });
   const tokens = plans.map(({ partTokens, localBlockTokens, remoteBlockTokens }) => [
-    ...[partTokens, localBlockTokens, remoteBlockTokens],
+    partTokens,
+    localBlockTokens,
+    remoteBlockTokens,
   ]);
   expect(tokens).toEqual([
     [16, 32, 16],
@@ -99,7 +125,10 @@ test("groups may have different numbers of tokens per block", () => {
 });
 
 test("tokens per block of a group keep the ratio of the kernel blocks, also when the remote's are larger", () => {
-  const given = { local: { groupBlockTokens: [8] }, remote: { kernelBlockSize: 32, groupBlockTokens: [16] } };
+  const given = {
+    local: { groupBlockTokens: [8] },
+    remote: { kernelBlockSize: 32, groupBlockTokens: [16] },
+  };
   expect(plansOf(["full"], { ...given, parts: { localParts: 1, remoteParts: 2 } })).toMatchObject([
     { partTokens: 8, localBlockTokens: 8, remoteBlockTokens: 16 },
   ]);

@@ -5,7 +5,10 @@ import type { GroupPlan } from "./engine-plan-types.js";
 import { headsInBlock, headsOfGroup, kernelTokens } from "./region-heads.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
-/** The plans of all groups. Errors: `KV_PLAN_UNSUPPORTED` for groups whose blocks cannot be cut as the others are. */
+/**
+ * The plans of all groups. Errors: `KV_PLAN_UNSUPPORTED` for groups whose blocks cannot be cut as
+ * the others are.
+ */
 export function groupPlans({
   context,
   pieces,
@@ -34,7 +37,10 @@ export function groupPlans({
           "use equal kernel block sizes",
         );
       }
-      if (kind.extent === "whole" && local.physicalBlocksPerLogical !== remote.physicalBlocksPerLogical) {
+      if (
+        kind.extent === "whole" &&
+        local.physicalBlocksPerLogical !== remote.physicalBlocksPerLogical
+      ) {
         throw unsupported(
           `a block of group ${group} (${name}) is one piece of scratch, and has different numbers of kernel blocks`,
           local.physicalBlocksPerLogical,
@@ -42,7 +48,8 @@ export function groupPlans({
           "use equal numbers of kernel blocks in a logical one (block size, kernel block size)",
         );
       }
-      const theirs = remote.groupBlockTokens === undefined ? undefined : kernelTokens(remote, group);
+      const theirs =
+        remote.groupBlockTokens === undefined ? undefined : kernelTokens(remote, group);
       if (theirs !== undefined && theirs !== remoteTokens && !isState) {
         throw unsupported(
           `group ${group} (${name}): kernel blocks do not hold tokens in the ratio of the engine's kernel blocks`,
@@ -72,7 +79,9 @@ export function groupPlans({
         localPerLogical: isState ? 1 : local.physicalBlocksPerLogical,
         remotePerLogical: isState ? 1 : remote.physicalBlocksPerLogical,
         segments: Object.freeze(
-          [...pieces.keys()].filter((index) => (pieces[index] as RegionPiece).groups.includes(group)),
+          [...pieces.keys()].filter((index) =>
+            (pieces[index] as RegionPiece).groups.includes(group),
+          ),
         ),
         ...(sharedHeads === undefined ? {} : { sharedHeads }),
       });

@@ -9,23 +9,21 @@ const MLA: ModelGeometry = { numKvHeads: 1, groups: ["mla", "swa-mla"] };
 /** A rank whose regions are of these groups. */
 function rank(groupIds: readonly number[], change: Partial<RankGeometry> = {}): RankGeometry {
   return {
-    ...{
-      tpRank: 0,
-      tpSize: 1,
-      kernelBlockSize: 4,
-      physicalBlocksPerLogical: 1,
-      layout: "LBNHC",
-      deviceId: 0,
-    },
+    tpRank: 0,
+    tpSize: 1,
+    kernelBlockSize: 4,
+    physicalBlocksPerLogical: 1,
+    layout: "LBNHC",
+    deviceId: 0,
     attentionBackend: "FLASHMLA",
     regions: groupIds.map((groupId, index) => ({
-      ...{
-        name: `layers.${index}`,
-        baseAddress: 65_536 * (index + 1),
-        numBlocks: 32,
-        memoryType: "DRAM" as const,
-      },
-      ...{ blockLengthBytes: 64, blockStrideBytes: 64, groupId },
+      name: `layers.${index}`,
+      baseAddress: 65_536 * (index + 1),
+      numBlocks: 32,
+      memoryType: "DRAM" as const,
+      blockLengthBytes: 64,
+      blockStrideBytes: 64,
+      groupId,
     })),
     ...change,
   };
@@ -65,13 +63,19 @@ describe("joint groups", () => {
   test("make a plan that is proven, with and without pipeline stages", () => {
     const groups = ["mla"];
     const stages = [rank([0, 0, 1]), rank([0, 0, 1])].map((one, ppRank) => ({
-      ...{ ...one, ppRank, ppSize: 2 },
+      ...one,
+      ppRank,
+      ppSize: 2,
       regions: one.regions.filter((_, index) => (index === 0) === (ppRank === 0)),
     }));
     for (const remotes of [[rank([0, 0, 1])], stages]) {
       const joint = joinGroups({ local: rank([0, 0, 0]), remotes, numKvHeads: 1, groups });
       if (joint === undefined) return expect.fail("no joint groups");
-      const plan = buildEngineTransferPlan({ local: joint.local, remotes: joint.remotes, ...joint.model });
+      const plan = buildEngineTransferPlan({
+        local: joint.local,
+        remotes: joint.remotes,
+        ...joint.model,
+      });
       const blocks = joint.blocks({
         localBlockIds: [[7, 3]],
         remoteBlockIds: [
@@ -99,7 +103,10 @@ describe("joint groups", () => {
       [[[1], [1]], [[1], [1], [1]], /remote block ids of 3 .* have 2 groups/],
     ] as const) {
       expect(() => joint?.blocks({ localBlockIds, remoteBlockIds })).toThrow(
-        expect.objectContaining({ code: "KV_BLOCKS_MISMATCH", message: expect.stringMatching(said) }),
+        expect.objectContaining({
+          code: "KV_BLOCKS_MISMATCH",
+          message: expect.stringMatching(said),
+        }),
       );
     }
     expect(joint?.blocks({ localBlockIds: [[1], []], remoteBlockIds: [[2], [3]] })).toEqual({
@@ -113,7 +120,12 @@ describe("joint groups", () => {
     ["a local region is shared by several groups", [0, -1, 1], [0, 1, 1], MLA],
     ["a remote region is shared by several groups", [0, 0, 1], [0, -1, 1], MLA],
     ["a local region is shared and one group has no region of its own", [-1, 1, 1], [0, 1, 1], MLA],
-    ["a remote region is shared and one group has no region of its own", [0, 0, 1], [-1, 1, 1], MLA],
+    [
+      "a remote region is shared and one group has no region of its own",
+      [0, 0, 1],
+      [-1, 1, 1],
+      MLA,
+    ],
     ["a group id is not an integer", [0.5, 1, 1], [0, 1, 1], MLA],
     ["all local regions have one group id", [0, 0, 0], [0, 1, 1], MLA],
     ["a remote group has no region", [0, 0, 1], [0, 2, 2], MLA],
@@ -127,7 +139,9 @@ describe("joint groups", () => {
   test("are undefined when rows are packed or a region lists the groups that share it", () => {
     const packedMembers = { "layers.0": { offsetBytes: 0, lengthBytes: 64 } };
     const [mine, theirs] = [rank([0, 0, 1]), rank([0, 1, 1])];
-    expect(joinGroups({ local: mine, remotes: [{ ...theirs, packedMembers }], ...MLA })).toBeUndefined();
+    expect(
+      joinGroups({ local: mine, remotes: [{ ...theirs, packedMembers }], ...MLA }),
+    ).toBeUndefined();
     const [first, ...others] = mine.regions as [RankGeometry["regions"][number]];
     const shared = { ...mine, regions: [{ ...first, groupIds: [0, 1] }, ...others] };
     expect(joinGroups({ local: shared, remotes: [theirs], ...MLA })).toBeUndefined();

@@ -4,8 +4,9 @@ import { cacheKind } from "../kinds/registry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
 
 /**
- * Two engines that group the layers of a model differently, described in joint groups: one for each pair of a local and a remote group that some region
- * belongs to. Build the plan from `local`, `remotes` and `model`, and give `planRequest` the lists of `blocks`.
+ * Two engines that group the layers of a model differently, described in joint groups: one for each
+ * pair of a local and a remote group that some region belongs to. Build the plan from `local`,
+ * `remotes` and `model`, and give `planRequest` the lists of `blocks`.
  */
 export interface JointGroups {
   /** The local rank in joint groups. */
@@ -16,13 +17,18 @@ export interface JointGroups {
   readonly model: ModelGeometry;
   /** The local and the remote group of each joint group. */
   readonly pairs: readonly (readonly [local: number, remote: number])[];
-  /** Converts the lists of a request from each side's own groups to joint groups. Errors: `KV_BLOCKS_MISMATCH` for the wrong number of lists. */
+  /**
+   * Converts the lists of a request from each side's own groups to joint groups. Errors:
+   * `KV_BLOCKS_MISMATCH` for the wrong number of lists.
+   */
   blocks(blocks: RequestBlocks): RequestBlocks;
 }
 
 /**
- * The joint groups of a pair. Undefined where both sides group their regions alike, and where regions do not identify their groups; in the latter case
- * `buildEngineTransferPlan` refuses the pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), whose groups have no heads to distribute.
+ * The joint groups of a pair. Undefined where both sides group their regions alike, and where
+ * regions do not identify their groups; in the latter case `buildEngineTransferPlan` refuses the
+ * pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), whose groups have no heads to
+ * distribute.
  */
 export function joinGroups({
   local,
@@ -34,14 +40,16 @@ export function joinGroups({
 }): JointGroups | undefined {
   if (!joinsGroups(model.groups)) return undefined;
   const theirs = new Map<string, number>();
-  for (const rank of remotes) for (const { name, groupId } of rank.regions) theirs.set(name, groupId);
+  for (const rank of remotes)
+    for (const { name, groupId } of rank.regions) theirs.set(name, groupId);
   const remoteGroups = Math.max(...theirs.values()) + 1;
   const sides = [local, ...remotes];
   if (local.regions.every(({ name, groupId }) => theirs.get(name) === groupId)) return undefined;
   if (
     sides.some(
       (rank) =>
-        rank.packedMembers !== undefined || rank.regions.some(({ groupIds }) => groupIds !== undefined),
+        rank.packedMembers !== undefined ||
+        rank.regions.some(({ groupIds }) => groupIds !== undefined),
     )
   )
     return undefined;
@@ -53,7 +61,8 @@ export function joinGroups({
   for (const { name, groupId } of local.regions) {
     const remote = theirs.get(name);
     if (remote === undefined) return undefined;
-    if (!pairs.some(([one, other]) => one === groupId && other === remote)) pairs.push([groupId, remote]);
+    if (!pairs.some(([one, other]) => one === groupId && other === remote))
+      pairs.push([groupId, remote]);
   }
   pairs.sort(([a, b], [c, d]) => a - c || b - d);
   const jointOf = new Map<string, number>();
@@ -64,7 +73,10 @@ export function joinGroups({
       pairs.findIndex(([one, other]) => one === groupId && other === remote),
     );
   }
-  const regrouped = ({ groupBlockTokens: tokens, ...rank }: RankGeometry, which: 0 | 1): RankGeometry => ({
+  const regrouped = (
+    { groupBlockTokens: tokens, ...rank }: RankGeometry,
+    which: 0 | 1,
+  ): RankGeometry => ({
     ...rank,
     regions: rank.regions.map((region) => ({
       ...region,
@@ -94,7 +106,10 @@ export function joinGroups({
   };
 }
 
-/** Whether the two engines may group a model's layers differently: every group holds tokens, and is the same on every rank. Errors: `KV_PLAN_INVALID` for an unknown kind. */
+/**
+ * Whether the two engines may group a model's layers differently: every group holds tokens, and is
+ * the same on every rank. Errors: `KV_PLAN_INVALID` for an unknown kind.
+ */
 export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
   return groups.every((name) => {
     const { sharding, extent } = cacheKind(name);
@@ -102,7 +117,10 @@ export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
   });
 }
 
-/** Whether each group has regions of its own, so that every list of blocks belongs to certain regions. */
+/**
+ * Whether each group has regions of its own, so that every list of blocks belongs to certain
+ * regions.
+ */
 function areConfined(groupIds: readonly number[], numGroups: number): boolean {
   return (
     groupIds.every((group) => Number.isSafeInteger(group) && group >= 0) &&

@@ -20,7 +20,9 @@ function rankOf(
   return { ...rank, regions, at: (index) => regions[index] as RegionGeometry };
 }
 const model = (groups: readonly string[], change: Partial<ModelGeometry> = {}): ModelGeometry => ({
-  ...{ numKvHeads: 8, groups, ...change },
+  numKvHeads: 8,
+  groups,
+  ...change,
 });
 
 describe("groups of a region", () => {
@@ -63,7 +65,11 @@ describe("heads of a region", () => {
     ["the model's heads for states alone", 8, [{}, ["mamba"]]],
     ["none for replicated states", undefined, [{ replicated: true }, ["mamba"]]],
     ["the heads of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
-    ["the largest head count of its groups", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
+    [
+      "the largest head count of its groups",
+      4,
+      [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }],
+    ],
     [
       "the model's heads when only MLA groups list heads",
       8,
@@ -104,8 +110,13 @@ describe("tokens in a kernel block of a group", () => {
 
 describe("mappings", () => {
   test("are computed once per number of heads", () => {
-    const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4 }), model(["full", "mamba"]));
-    // Two heads are read from ranks 0 and 2, four heads from all ranks, a latent from rank 0. States are always split.
+    const mapping = mappingsByHeads(
+      sampleRank(),
+      sampleRank({ tpSize: 4 }),
+      model(["full", "mamba"]),
+    );
+    // Two heads are read from ranks 0 and 2, four heads from all ranks, a latent from rank 0.
+    // States are always split.
     expect([2, 4, undefined].map((heads) => mapping(heads).sourceRanksPerGroup)).toEqual([
       [
         [0, 2],
@@ -122,7 +133,11 @@ describe("mappings", () => {
   });
 
   test("latents in several DCP groups are read once", () => {
-    const dealt = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4, dcpSize: 2 }), model(["mla"]));
+    const dealt = mappingsByHeads(
+      sampleRank(),
+      sampleRank({ tpSize: 4, dcpSize: 2 }),
+      model(["mla"]),
+    );
     expect(dealt(undefined).attentionRanks).toEqual([0, 1]);
     // With two local ranks, each rank needs both slices.
     const equal = mappingsByHeads(
@@ -141,7 +156,11 @@ describe("mappings", () => {
   });
 
   test("attention heads are not sharded by DCP", () => {
-    const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 2, dcpSize: 2 }), model(["full"]));
+    const mapping = mappingsByHeads(
+      sampleRank(),
+      sampleRank({ tpSize: 2, dcpSize: 2 }),
+      model(["full"]),
+    );
     expect(mapping(1).attentionRanks).toEqual([0]);
   });
 });

@@ -11,8 +11,9 @@ import { cacheKind } from "../kinds/registry.js";
 import { readOneReplica } from "./dcp-replicas.js";
 
 /**
- * The groups whose blocks lie in a region. Where all regions name the same group, every group's blocks lie in every region. Otherwise a group's blocks
- * lie in its own regions and in the shared ones.
+ * The groups whose blocks lie in a region. Where all regions name the same group, every group's
+ * blocks lie in every region. Otherwise a group's blocks lie in its own regions and in the shared
+ * ones.
  */
 export function groupsOfRegion(
   rank: RankGeometry,
@@ -36,7 +37,10 @@ function namesSeveralGroups(regions: readonly RegionGeometry[]): boolean {
   return several;
 }
 
-/** KV heads of the whole model that a group has in a region; undefined where every rank holds the same bytes. */
+/**
+ * KV heads of the whole model that a group has in a region; undefined where every rank holds the
+ * same bytes.
+ */
 export function headsOfGroup(
   region: RegionGeometry,
   group: number,
@@ -49,7 +53,10 @@ export function headsOfGroup(
   return region.replicated === undefined ? undefined : model.numKvHeads;
 }
 
-/** KV heads of the whole model in a region: the most of its groups. Undefined where every rank holds the same bytes. */
+/**
+ * KV heads of the whole model in a region: the most of its groups. Undefined where every rank holds
+ * the same bytes.
+ */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
@@ -58,19 +65,26 @@ export function headsInRegion(
   const groups = groupsOfRegion(rank, region, model).filter(
     (group) => cacheKind(model.groups[group] ?? "").sharding !== "state",
   );
-  if (groups.length === 0 && region.replicated !== true) return region.numKvHeads ?? model.numKvHeads;
+  if (groups.length === 0 && region.replicated !== true)
+    return region.numKvHeads ?? model.numKvHeads;
   const heads = groups
     .map((group) => headsOfGroup(region, group, model))
     .filter((each): each is number => each !== undefined);
   return heads.length === 0 ? undefined : Math.max(...heads);
 }
 
-/** KV heads in a block of a rank, for a number of heads of the model; 1 where every rank holds the same bytes. */
+/**
+ * KV heads in a block of a rank, for a number of heads of the model; 1 where every rank holds the
+ * same bytes.
+ */
 export function headsInBlock(rank: RankGeometry, heads: number | undefined): number {
   return heads === undefined ? 1 : Math.max(1, Math.floor(heads / rank.tpSize));
 }
 
-/** Tokens in a kernel block of a group. Errors: `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks. */
+/**
+ * Tokens in a kernel block of a group. Errors: `KV_PLAN_INVALID` where a logical block does not
+ * divide into kernel blocks.
+ */
 export function kernelTokens(rank: RankGeometry, group: number): number {
   const logical = rank.groupBlockTokens?.[group];
   if (logical === undefined) return rank.kernelBlockSize;
@@ -82,7 +96,10 @@ export function kernelTokens(rank: RankGeometry, group: number): number {
   );
 }
 
-/** The groups whose blocks in a region are heads and tokens. States have pieces of their own, and blocks without tokens are never cut. */
+/**
+ * The groups whose blocks in a region are heads and tokens. States have pieces of their own, and
+ * blocks without tokens are never cut.
+ */
 export function groupsOfTokens(
   rank: RankGeometry,
   region: RegionGeometry,
@@ -94,7 +111,10 @@ export function groupsOfTokens(
   });
 }
 
-/** Why the blocks of a local region and of its remote one cannot be cut by head or by token, as a clause; undefined where they can. */
+/**
+ * Why the blocks of a local region and of its remote one cannot be cut by head or by token, as a
+ * clause; undefined where they can.
+ */
 export function whyWhole(
   local: RankGeometry,
   remote: RankGeometry,
@@ -113,7 +133,10 @@ export function whyWhole(
   for (const group of groups) {
     const heads = headsInBlock(local, headsOfGroup(region, group, model));
     const tokens = kernelTokens(local, group);
-    if (cellBytes === undefined && (!isHybrid || heads === 1 || blockLengthBytes % (heads * tokens) === 0))
+    if (
+      cellBytes === undefined &&
+      (!isHybrid || heads === 1 || blockLengthBytes % (heads * tokens) === 0)
+    )
       continue;
     if (heads * tokens * (cellBytes ?? 0) === blockLengthBytes) continue;
     const cells = cellBytes === undefined ? "" : ` of ${cellBytes} bytes`;
@@ -123,8 +146,8 @@ export function whyWhole(
 }
 
 /**
- * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different numbers. Each is computed once. Errors:
- * `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different
+ * numbers. Each is computed once. Errors: `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
  */
 export function mappingsByHeads(
   local: RankGeometry,
@@ -132,7 +155,9 @@ export function mappingsByHeads(
   model: ModelGeometry,
 ): (heads: number | undefined) => TpMapping {
   const made = new Map<number | undefined, TpMapping>();
-  const kinds = model.groups.map((kind) => (cacheKind(kind).sharding === "state" ? "mamba" : "full"));
+  const kinds = model.groups.map((kind) =>
+    cacheKind(kind).sharding === "state" ? "mamba" : "full",
+  );
   return (heads) => {
     const known = made.get(heads);
     if (known !== undefined) return known;

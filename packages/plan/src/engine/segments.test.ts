@@ -2,9 +2,19 @@ import { describe, expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import { mappingsByHeads } from "./region-heads.js";
-import { attentionShape, type PairContext, piecesOf, type RegionPair, regionPair } from "./segments.js";
+import {
+  attentionShape,
+  type PairContext,
+  piecesOf,
+  type RegionPair,
+  regionPair,
+} from "./segments.js";
 
-const COPY = { form: "copy", parts: { localParts: 1, remoteParts: 1 }, tokenByToken: false } as const;
+const COPY = {
+  form: "copy",
+  parts: { localParts: 1, remoteParts: 1 },
+  tokenByToken: false,
+} as const;
 
 interface Sides {
   readonly local?: Partial<RankGeometry>;
@@ -26,7 +36,9 @@ function pairsOf({ local = {}, remote = {}, model = {}, groupIds = [0, 0] }: Sid
   const [mine, theirs] = [rank(local), rank(remote)];
   const whole: ModelGeometry = { numKvHeads: 4, groups: ["full"], ...model };
   const context: PairContext = {
-    ...{ local: mine, remote: theirs, model: whole },
+    local: mine,
+    remote: theirs,
+    model: whole,
     mapping: mappingsByHeads(mine, theirs, whole),
   };
   const pairs = mine.regions.map((region, index) =>
@@ -42,7 +54,12 @@ describe("contents of a region", () => {
   test("lists attention groups, state groups and the number of heads", () => {
     const model = { groups: ["mamba", "full", "swa", "mamba"] };
     const { pairs } = pairsOf({ model });
-    expect(pairs[1]).toMatchObject({ index: 1, attentionGroups: [1, 2], stateGroups: [0, 3], heads: 4 });
+    expect(pairs[1]).toMatchObject({
+      index: 1,
+      attentionGroups: [1, 2],
+      stateGroups: [0, 3],
+      heads: 4,
+    });
     expect(pairs[1].mapping.attentionRanks).toEqual([0]);
   });
 
@@ -141,7 +158,9 @@ describe("order inside a block", () => {
 
   test("is known for one head in every layout, and unknown for several spread heads", () => {
     const orders = (layout: "LHBNC" | "LBNHC") =>
-      [1, 4].map((tpSize) => localOf({ local: { tpSize, layout }, remote: { tpSize } }).local.order);
+      [1, 4].map(
+        (tpSize) => localOf({ local: { tpSize, layout }, remote: { tpSize } }).local.order,
+      );
     expect(orders("LHBNC")).toEqual(["opaque", "head-major"]);
     expect(orders("LBNHC")).toEqual(["token-major", "token-major"]);
   });
@@ -155,7 +174,10 @@ describe("pieces", () => {
       pair.attentionGroups.length === 0 ? undefined : attentionShape(context, pair),
     );
     return piecesOf(context, pairs, shapes, choice).map(({ pair, piece, groups, ranks }) => [
-      ...[pair.index, piece.name, groups, ranks],
+      pair.index,
+      piece.name,
+      groups,
+      ranks,
     ]);
   };
 

@@ -30,7 +30,10 @@ export interface RegionPair {
   readonly attentionGroups: readonly number[];
   /** Groups of state that have blocks in the region. */
   readonly stateGroups: readonly number[];
-  /** KV heads of the whole model: the most of its groups; undefined where every rank holds the same bytes. */
+  /**
+   * KV heads of the whole model: the most of its groups; undefined where every rank holds the same
+   * bytes.
+   */
   readonly heads: number | undefined;
   /** The mapping for that number of heads. */
   readonly mapping: TpMapping;
@@ -77,15 +80,22 @@ export function regionPair(
   };
 }
 
-/** The shape of a region's blocks on both sides, and the heads that a source and the local rank share. */
-export function attentionShape({ local, remote, model }: PairContext, pair: RegionPair): AttentionShape {
+/**
+ * The shape of a region's blocks on both sides, and the heads that a source and the local rank
+ * share.
+ */
+export function attentionShape(
+  { local, remote, model }: PairContext,
+  pair: RegionPair,
+): AttentionShape {
   const { region, remoteRegion, heads, mapping } = pair;
   const group = pair.attentionGroups[0] ?? 0;
   const sides = [
     [local, region],
     [remote, remoteRegion],
   ] as const;
-  const remoteTokens = (kernelTokens(local, group) * remote.kernelBlockSize) / local.kernelBlockSize;
+  const remoteTokens =
+    (kernelTokens(local, group) * remote.kernelBlockSize) / local.kernelBlockSize;
   const [one, other] = sides.map(([rank, { blockLengthBytes }]) => ({
     blockBytes: blockLengthBytes,
     heads: headsInBlock(rank, heads),
@@ -94,7 +104,8 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
   const tokens = new Set(pair.attentionGroups.map((each) => kernelTokens(local, each)));
-  // In token-major blocks an equal share of each token's heads is the same bytes for any number of heads.
+  // In token-major blocks an equal share of each token's heads is the same bytes for any number of
+  // heads.
   const rows = one.order === "token-major" && other.order === "token-major";
   const unlikeHeads =
     !rows && pair.attentionGroups.some((each) => headsOfGroup(region, each, model) !== heads);
@@ -110,7 +121,10 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
   };
 }
 
-/** The pieces of all regions, in the order of the tables: attention region by region, then state region by region. */
+/**
+ * The pieces of all regions, in the order of the tables: attention region by region, then state
+ * region by region.
+ */
 export function piecesOf(
   context: PairContext,
   pairs: readonly RegionPair[],
@@ -123,7 +137,9 @@ export function piecesOf(
     const parts = partsOfShape(cuts, shape);
     const pieces = form === "direct" ? directPieces(shape, parts) : [copiedPiece(shape, parts)];
     const ranks = pair.mapping.attentionRanks;
-    return pieces.map((piece): RegionPiece => ({ pair, piece, groups: pair.attentionGroups, ranks }));
+    return pieces.map(
+      (piece): RegionPiece => ({ pair, piece, groups: pair.attentionGroups, ranks }),
+    );
   });
   const state = pairs.flatMap((pair) =>
     pair.stateGroups.slice(0, 1).flatMap((group) => {
@@ -139,8 +155,9 @@ export function piecesOf(
 }
 
 /**
- * The local share that a remote rank fills: the slot of its head, also where the rank is a replica. A cache that is the same on all ranks has one slot:
- * every source fills whole blocks, and under DCP each source fills different blocks.
+ * The local share that a remote rank fills: the slot of its head, also where the rank is a replica.
+ * A cache that is the same on all ranks has one slot: every source fills whole blocks, and under
+ * DCP each source fills different blocks.
  */
 function headSlot(mapping: TpMapping, tpRank: number, heads: number, remote: RankGeometry): number {
   const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);

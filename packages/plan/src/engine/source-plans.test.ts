@@ -14,14 +14,26 @@ interface Change extends Partial<Piece> {
   readonly heads?: number | undefined;
 }
 
-/** A piece of 128 bytes: each source fills its own quarter of the local block from the first quarter of the remote block. */
-function pieceOf(local: RankGeometry, remote: RankGeometry, index: number, change: Change = {}): RegionPiece {
+/**
+ * A piece of 128 bytes: each source fills its own quarter of the local block from the first quarter
+ * of the remote block.
+ */
+function pieceOf(
+  local: RankGeometry,
+  remote: RankGeometry,
+  index: number,
+  change: Change = {},
+): RegionPiece {
   const { groups = [0], ranks = [0], heads = 4, ...own } = change;
   const region = local.regions[index] as RegionGeometry;
   return {
     pair: {
-      ...{ index, region, remoteRegion: remote.regions[index] ?? region, heads },
-      ...{ attentionGroups: groups, stateGroups: [] },
+      index,
+      region,
+      remoteRegion: remote.regions[index] ?? region,
+      heads,
+      attentionGroups: groups,
+      stateGroups: [],
       mapping: computeTpMapping({
         tpRank: 0,
         tpSize: 1,
@@ -32,21 +44,34 @@ function pieceOf(local: RankGeometry, remote: RankGeometry, index: number, chang
       }),
     },
     piece: {
-      ...{ name: "", unit: "kernel-block", localParts: 1, remoteParts: 1, lengthBytes: 128 },
+      name: "",
+      unit: "kernel-block",
+      localParts: 1,
+      remoteParts: 1,
+      lengthBytes: 128,
       local: ({ tpRank }) => ({ offsetBytes: tpRank * 128, partStrideBytes: 128 }),
       remote: () => ({ offsetBytes: 0, partStrideBytes: 128 }),
       ...own,
     },
-    ...{ groups, ranks },
+    groups,
+    ranks,
   };
 }
 
 /** A rank whose regions have the given memory types, at addresses that no other rank uses. */
-function rankOf(memory: readonly ("DRAM" | "VRAM")[], change: Partial<RankGeometry> = {}): RankGeometry {
+function rankOf(
+  memory: readonly ("DRAM" | "VRAM")[],
+  change: Partial<RankGeometry> = {},
+): RankGeometry {
   const rank = sampleRank({ blockLengthBytes: 512, ...change });
   const regions = memory.map((memoryType, index): RegionGeometry => {
     const begin = 65_536 * (index + 1) + 1024 * 1024 * (10 * (change.ppRank ?? 0) + rank.tpRank);
-    return { ...(rank.regions[0] as RegionGeometry), name: `layer.${index}`, baseAddress: begin, memoryType };
+    return {
+      ...(rank.regions[0] as RegionGeometry),
+      name: `layer.${index}`,
+      baseAddress: begin,
+      memoryType,
+    };
   });
   return { ...rank, regions };
 }
@@ -59,7 +84,10 @@ const all = (rank: RankGeometry): AlignedRank => {
 interface Given {
   readonly pieces: readonly RegionPiece[];
   /** Stages in turn; of each its ranks. Default: one, which holds all regions. */
-  readonly stages?: readonly { readonly ranks: readonly RankGeometry[]; readonly aligned: AlignedRank }[];
+  readonly stages?: readonly {
+    readonly ranks: readonly RankGeometry[];
+    readonly aligned: AlignedRank;
+  }[];
 }
 
 function sourcesOf(local: RankGeometry, remotes: readonly RankGeometry[], given: Given) {
@@ -69,7 +97,12 @@ function sourcesOf(local: RankGeometry, remotes: readonly RankGeometry[], given:
   const model = { numKvHeads: 4, groups: ["full"] };
   const { tpRank, tpSize } = local;
   const main = computeTpMapping({
-    ...{ tpRank, tpSize, remoteTpSize: remote.tpSize, numKvHeads: 4, isMla: false, groups: ["full"] },
+    tpRank,
+    tpSize,
+    remoteTpSize: remote.tpSize,
+    numKvHeads: 4,
+    isMla: false,
+    groups: ["full"],
   });
   return sourcePlans({
     context: { local, remote, model, mapping: () => main },
@@ -94,7 +127,11 @@ describe("segments", () => {
     const local = rankOf(["DRAM", "DRAM", "VRAM", "DRAM"]);
     const remote = rankOf(["DRAM", "VRAM", "DRAM", "DRAM"]);
     const pieces = [0, 1, 2, 3].map((index) =>
-      pieceOf(local, remote, index, { name: `piece ${index}`, localParts: 2, remoteParts: index + 1 }),
+      pieceOf(local, remote, index, {
+        name: `piece ${index}`,
+        localParts: 2,
+        remoteParts: index + 1,
+      }),
     );
     const stages: AlignedRank[] = [
       { geometry: remote, localRegions: [0, 3], remoteRegions: [5, 4] },
@@ -108,8 +145,14 @@ describe("segments", () => {
       [3, 4, 0],
     ]);
     expect(plans[1]).toEqual({
-      ...{ region: 1, remoteRegion: 1, list: 1, piece: "piece 1", unit: "kernel-block" },
-      ...{ localParts: 2, remoteParts: 2, lengthBytes: 128 },
+      region: 1,
+      remoteRegion: 1,
+      list: 1,
+      piece: "piece 1",
+      unit: "kernel-block",
+      localParts: 2,
+      remoteParts: 2,
+      lengthBytes: 128,
     });
   });
 });
@@ -125,7 +168,11 @@ describe("sources of a read", () => {
     expect(localIndexing).toEqual(offsets);
     expect(
       plans.map(({ remoteRank, remotePpRank, groups, segments, remoteIndexing }) => [
-        ...[remoteRank, remotePpRank, groups, segments, remoteIndexing],
+        remoteRank,
+        remotePpRank,
+        groups,
+        segments,
+        remoteIndexing,
       ]),
     ).toEqual([
       [0, 0, [0], [0, 1], offsets],
@@ -133,12 +180,28 @@ describe("sources of a read", () => {
     ]);
     const [, second] = plans;
     expect([...(second?.localTable.rows ?? [])]).toEqual([
-      ...[65_536 + 128, 128, 0, 512, 10],
-      ...[131_072 + 128, 128, 0, 512, 10],
+      65_536 + 128,
+      128,
+      0,
+      512,
+      10,
+      131_072 + 128,
+      128,
+      0,
+      512,
+      10,
     ]);
     expect([...(second?.remoteTable.rows ?? [])]).toEqual([
-      ...[65_536 + 1024 * 1024, 128, 0, 512, 10],
-      ...[131_072 + 1024 * 1024, 128, 0, 512, 10],
+      65_536 + 1024 * 1024,
+      128,
+      0,
+      512,
+      10,
+      131_072 + 1024 * 1024,
+      128,
+      0,
+      512,
+      10,
     ]);
     expect(second?.localTable).toBe(second?.lists[0]?.localTable);
     expect(second?.remoteTable).toBe(second?.lists[0]?.remoteTable);
@@ -151,11 +214,13 @@ describe("sources of a read", () => {
       pieceOf(LOCAL, remotes[0] as RankGeometry, 1, { groups: [0, 1], ranks: [1, 2] }),
     ];
     const { plans } = sourcesOf(LOCAL, remotes, { pieces });
-    expect(plans.map(({ remoteRank, segments, groups }) => [remoteRank, segments, groups])).toEqual([
-      [0, [0], [1, 2]],
-      [1, [1], [0, 1]],
-      [2, [0, 1], [0, 1, 2]],
-    ]);
+    expect(plans.map(({ remoteRank, segments, groups }) => [remoteRank, segments, groups])).toEqual(
+      [
+        [0, [0], [1, 2]],
+        [1, [1], [0, 1]],
+        [2, [0, 1], [0, 1, 2]],
+      ],
+    );
     // The other's rows are in the tables all the same, so that indices are equal.
     expect(
       plans.map(({ localTable, remoteTable }) => [localTable.rows.length, remoteTable.rows.length]),
@@ -170,19 +235,27 @@ describe("sources of a read", () => {
     const { plans, localIndexing } = sourcesOf(local, [remote], { pieces });
     expect(localIndexing.map(({ offset }) => offset)).toEqual([0, 0, 10]);
     expect(plans[0]?.remoteIndexing.map(({ offset }) => offset)).toEqual([0, 0, 10]);
-    const lists = plans[0]?.lists.map(({ localMemoryType, remoteMemoryType, localTable, remoteTable }) => [
-      ...[localMemoryType, remoteMemoryType, localTable.memoryType, remoteTable.memoryType],
-      [localTable, remoteTable].map(({ rows }) => [...rows].filter((_, at) => at % 5 === 0)),
-    ]);
+    const lists = plans[0]?.lists.map(
+      ({ localMemoryType, remoteMemoryType, localTable, remoteTable }) => [
+        localMemoryType,
+        remoteMemoryType,
+        localTable.memoryType,
+        remoteTable.memoryType,
+        [localTable, remoteTable].map(({ rows }) => [...rows].filter((_, at) => at % 5 === 0)),
+      ],
+    );
     expect(lists).toEqual([
       [
-        ...["DRAM", "DRAM", "DRAM", "DRAM"],
+        "DRAM",
+        "DRAM",
+        "DRAM",
+        "DRAM",
         [
           [65_536, 196_608],
           [65_536, 196_608],
         ],
       ],
-      [...["VRAM", "DRAM", "VRAM", "DRAM"], [[131_072], [131_072]]],
+      ["VRAM", "DRAM", "VRAM", "DRAM", [[131_072], [131_072]]],
     ]);
   });
 
@@ -197,7 +270,11 @@ describe("sources of a read", () => {
     const nowhere = { offset: 0, count: 0, blockStep: 0, partStep: 0 };
     const here = { offset: 0, count: 10, blockStep: 1, partStep: 1 };
     expect(
-      plans.map(({ remotePpRank, segments, remoteIndexing }) => [remotePpRank, segments, remoteIndexing]),
+      plans.map(({ remotePpRank, segments, remoteIndexing }) => [
+        remotePpRank,
+        segments,
+        remoteIndexing,
+      ]),
     ).toEqual([
       [0, [0], [here, nowhere]],
       [1, [1], [nowhere, here]],
@@ -222,7 +299,8 @@ describe("sources of a read", () => {
     const local = rankOf(TWO, { tpRank: 1, tpSize: 2 });
     const remotes = remotesOf(4);
     const state: Change = {
-      ...{ unit: "logical-block", ranks: [2, 3] },
+      unit: "logical-block",
+      ranks: [2, 3],
       local: ({ stateIndex }) => ({ offsetBytes: stateIndex * 64, partStrideBytes: 0 }),
     };
     const pieces = [pieceOf(local, remotes[0] as RankGeometry, 0, state)];
@@ -237,7 +315,8 @@ describe("sources of a read", () => {
   test("part strides follow each side's own layout", () => {
     const remote = rankOf(TWO);
     const parts: Change = {
-      ...{ localParts: 2, remoteParts: 4 },
+      localParts: 2,
+      remoteParts: 4,
       local: () => ({ offsetBytes: 0, partStrideBytes: 256 }),
       remote: () => ({ offsetBytes: 0, partStrideBytes: 128 }),
     };
@@ -250,12 +329,10 @@ describe("sources of a read", () => {
       [0, 40].map((offset) => ({ offset, count: 40, blockStep: 4, partStep: 1 })),
     );
     expect([...(plans[0]?.localTable.rows ?? [])]).toEqual([
-      ...[65_536, 128, 0, 256, 20],
-      ...[131_072, 128, 0, 256, 20],
+      65_536, 128, 0, 256, 20, 131_072, 128, 0, 256, 20,
     ]);
     expect([...(plans[0]?.remoteTable.rows ?? [])]).toEqual([
-      ...[65_536, 128, 0, 128, 40],
-      ...[131_072, 128, 0, 128, 40],
+      65_536, 128, 0, 128, 40, 131_072, 128, 0, 128, 40,
     ]);
   });
 
@@ -273,7 +350,9 @@ describe("sources of a read", () => {
       return sourcesOf(local, [local], { pieces }).localIndexing.map(({ count }) => count);
     };
     expect(attempt([2 ** 31 - 2, 1])).toEqual([2 ** 31 - 2, 1]);
-    expect(() => attempt([2 ** 31 - 2, 2])).toThrow(/rank 0: 2147483648 descriptors .* at most 2147483647/);
+    expect(() => attempt([2 ** 31 - 2, 2])).toThrow(
+      /rank 0: 2147483648 descriptors .* at most 2147483647/,
+    );
     try {
       attempt([2 ** 31 - 2, 2]);
     } catch (error) {
@@ -287,7 +366,8 @@ describe("the key of a local list", () => {
     sourcesOf(LOCAL, [LOCAL], { pieces }).plans[0]?.localListKey;
   const one = (index: number, change: Change = {}) => pieceOf(LOCAL, LOCAL, index, change);
   const halves = (partStrideBytes: number): Change => ({
-    ...{ localParts: 2, local: () => ({ offsetBytes: 0, partStrideBytes }) },
+    localParts: 2,
+    local: () => ({ offsetBytes: 0, partStrideBytes }),
   });
   const second: Change = { local: () => ({ offsetBytes: 256, partStrideBytes: 0 }) };
 
@@ -295,11 +375,23 @@ describe("the key of a local list", () => {
     ["equal pieces in all regions", [one(0), one(1)], "list 0: 128@0"],
     ["equal pieces in another region order", [one(1), one(0)], "list 0: 128@0"],
     ["one of the regions", [one(1)], "list 0: 128@0 = 1:0"],
-    ["several pieces of each", [one(0), one(0, second), one(1), one(1, second)], "list 0: 128@0 128@256"],
+    [
+      "several pieces of each",
+      [one(0), one(0, second), one(1), one(1, second)],
+      "list 0: 128@0 128@256",
+    ],
     ["different pieces per region", [one(0), one(1, second)], "list 0: 128@0 | 128@256 = 0:0,1:1"],
     ["parts", [one(0, halves(256)), one(1, halves(256))], "list 0: 128@0/2*256"],
-    ["parts with another stride", [one(0, halves(128)), one(1, halves(128))], "list 0: 128@0/2*128"],
-    ["states", [one(0, { unit: "logical-block" }), one(1, { unit: "logical-block" })], "list 0: state 128@0"],
+    [
+      "parts with another stride",
+      [one(0, halves(128)), one(1, halves(128))],
+      "list 0: 128@0/2*128",
+    ],
+    [
+      "states",
+      [one(0, { unit: "logical-block" }), one(1, { unit: "logical-block" })],
+      "list 0: state 128@0",
+    ],
   ])("names %s", (_what, pieces, key) => {
     expect(keyOf(pieces)).toBe(key);
   });

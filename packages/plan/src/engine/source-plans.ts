@@ -18,7 +18,9 @@ export function segmentPlans(
   const lists = listsOf(pieces);
   return Object.freeze(
     pieces.map(({ pair, piece }): SegmentPlan => {
-      const stage = stages.find(({ localRegions }) => localRegions.includes(pair.index)) as AlignedRank;
+      const stage = stages.find(({ localRegions }) =>
+        localRegions.includes(pair.index),
+      ) as AlignedRank;
       return Object.freeze({
         region: pair.index,
         remoteRegion: stage.remoteRegions[stage.localRegions.indexOf(pair.index)] as number,
@@ -35,7 +37,10 @@ export function segmentPlans(
 
 type MemoryTypes = readonly [local: MemoryType, remote: MemoryType];
 
-function isOf([local, remote]: MemoryTypes, { region, remoteRegion }: RegionPiece["pair"]): boolean {
+function isOf(
+  [local, remote]: MemoryTypes,
+  { region, remoteRegion }: RegionPiece["pair"],
+): boolean {
   return region.memoryType === local && remoteRegion.memoryType === remote;
 }
 
@@ -60,8 +65,8 @@ export interface SourcesOptions {
 }
 
 /**
- * The remote ranks that are read, with their tables. Local indices are the same for all of them. Errors: `KV_PLAN_UNSUPPORTED` for more descriptors
- * than can be indexed, `KV_PLAN_INVALID`.
+ * The remote ranks that are read, with their tables. Local indices are the same for all of them.
+ * Errors: `KV_PLAN_UNSUPPORTED` for more descriptors than can be indexed, `KV_PLAN_INVALID`.
  */
 export function sourcePlans(options: SourcesOptions): {
   readonly plans: readonly SourcePlan[];
@@ -69,7 +74,13 @@ export function sourcePlans(options: SourcesOptions): {
 } {
   const { context, pieces, stages } = options;
   const { local } = context;
-  const localIndexing = indexAll(options, local, [...pieces.keys()], ({ pair }) => pair.region, "localParts");
+  const localIndexing = indexAll(
+    options,
+    local,
+    [...pieces.keys()],
+    ({ pair }) => pair.region,
+    "localParts",
+  );
   const plans: SourcePlan[] = [];
   for (const { ranks, aligned } of stages) {
     const here = [...pieces.keys()].filter((index) =>
@@ -166,7 +177,9 @@ function sourcePlan(options: SourceOptions): SourcePlan {
   });
 }
 
-/** The places of segments within their lists; `NOWHERE` for segments that the rank does not hold. */
+/**
+ * The places of segments within their lists; `NOWHERE` for segments that the rank does not hold.
+ */
 function indexAll(
   { pieces, segments }: SourcesOptions,
   rank: RankGeometry,

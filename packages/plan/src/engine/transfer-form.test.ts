@@ -34,13 +34,23 @@ const HALVES = { localParts: 2, remoteParts: 1 };
 const OF_TWO = { localParts: 1, remoteParts: 2 };
 /** A local block of four tokens holds two of the remote's. */
 const question = (change: Partial<FormQuestion> = {}): FormQuestion => ({
-  ...{ shapes: [HEADS], parts: HALVES, kernelTokens: { local: 4, remote: 2 } },
-  ...{ plainTokens: true, turnsHeads: false, canPass: true, wanted: undefined },
+  shapes: [HEADS],
+  parts: HALVES,
+  kernelTokens: { local: 4, remote: 2 },
+  plainTokens: true,
+  turnsHeads: false,
+  canPass: true,
+  wanted: undefined,
   ...change,
 });
 /** Blocks of one size; the local ones are token-major. */
 const turned = (change: Partial<FormQuestion> = {}): FormQuestion =>
-  question({ shapes: [shape(NHD)], parts: WHOLE, kernelTokens: { local: 4, remote: 4 }, ...change });
+  question({
+    shapes: [shape(NHD)],
+    parts: WHOLE,
+    kernelTokens: { local: 4, remote: 4 },
+    ...change,
+  });
 
 describe("a copy", () => {
   test.each<[string, Partial<FormQuestion>]>([
@@ -53,7 +63,11 @@ describe("a copy", () => {
     ["when parts have one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
   ])("%s", (_what, change) => {
     const { parts } = question(change);
-    expect(chooseForm(question(change))).toMatchObject({ form: "copy", parts, tokenByToken: false });
+    expect(chooseForm(question(change))).toMatchObject({
+      form: "copy",
+      parts,
+      tokenByToken: false,
+    });
   });
 });
 
@@ -91,7 +105,10 @@ describe("when permute and direct are both possible", () => {
 
   test("chooses permute when token-by-token pieces need more descriptors", () => {
     const cellBytes = 2 ** 20;
-    const asked = turned({ shapes: [shape({ ...NHD, cellBytes }, { cellBytes })], turnsHeads: true });
+    const asked = turned({
+      shapes: [shape({ ...NHD, cellBytes }, { cellBytes })],
+      turnsHeads: true,
+    });
     expect(chooseForm(asked)).toMatchObject({
       form: "permute",
       parts: WHOLE,
@@ -109,7 +126,11 @@ describe("a pass cannot", () => {
   test.each<[string, FormQuestion, RegExp]>([
     [
       "assemble remote blocks larger than the local ones",
-      question({ shapes: [shape({}, { tokens: 8 })], parts: OF_TWO, kernelTokens: { local: 4, remote: 8 } }),
+      question({
+        shapes: [shape({}, { tokens: 8 })],
+        parts: OF_TWO,
+        kernelTokens: { local: 4, remote: 8 },
+      }),
       /not parts of the local ones/,
     ],
     ["run on device memory", question({ canPass: false }), /device memory/],
@@ -133,7 +154,10 @@ describe("a pass cannot", () => {
     const choice = chooseForm(asked);
     expect(choice.form).toBe("direct");
     expect(choice.reason).toMatch(reason);
-    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({ form: "direct", reason: "asked for" });
+    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({
+      form: "direct",
+      reason: "asked for",
+    });
     expect(() => chooseForm({ ...asked, wanted: "permute" })).toThrow(reason);
   });
 
@@ -164,7 +188,10 @@ describe("finer descriptors cannot", () => {
     [
       "cut another region that does not divide into tokens",
       question({
-        shapes: [shape(NHD, { tokens: 2 }), shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2 })],
+        shapes: [
+          shape(NHD, { tokens: 2 }),
+          shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2 }),
+        ],
         turnsHeads: true,
       }),
       /34 bytes does not divide into 1 heads of 4 tokens/,

@@ -28,7 +28,10 @@ export interface FormQuestion {
   readonly kernelTokens: { readonly local: number; readonly remote: number };
   /** The order of tokens within a head is known on both sides. */
   readonly plainTokens: boolean;
-  /** The pair has the conversion "hnd-to-nhd": head-major blocks become token-major ones after a receive. */
+  /**
+   * The pair has the conversion "hnd-to-nhd": head-major blocks become token-major ones after a
+   * receive.
+   */
   readonly turnsHeads: boolean;
   /** The receive pass can access the local memory. */
   readonly canPass: boolean;
@@ -37,8 +40,9 @@ export interface FormQuestion {
 }
 
 /**
- * Chooses the form. `copy` where bytes already lie in one order; else `permute` or `direct`, by what the pair supports, and by the number of descriptors
- * where it supports both. Errors: `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
+ * Chooses the form. `copy` where bytes already lie in one order; else `permute` or `direct`, by
+ * what the pair supports, and by the number of descriptors where it supports both. Errors:
+ * `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
  */
 export function chooseForm(question: FormQuestion): FormChoice {
   const { shapes, parts, wanted } = question;
@@ -56,7 +60,10 @@ export function chooseForm(question: FormQuestion): FormChoice {
   const coarse: Cuts = { parts, tokenByToken: false };
   const fine: Cuts = turned.some(isTokenByToken)
     ? {
-        parts: { localParts: question.kernelTokens.local, remoteParts: question.kernelTokens.remote },
+        parts: {
+          localParts: question.kernelTokens.local,
+          remoteParts: question.kernelTokens.remote,
+        },
         tokenByToken: true,
       }
     : coarse;
@@ -77,7 +84,10 @@ export function chooseForm(question: FormQuestion): FormChoice {
   if (noPass !== undefined) return { ...direct, reason: noPass };
   if (noDirect !== undefined) return { ...permute, reason: noDirect };
   // Permute is the form of vLLM. The chosen form never has more descriptors.
-  const [inPlace, passed] = [descriptorsOf(turned, fine, true), descriptorsOf(turned, coarse, false)];
+  const [inPlace, passed] = [
+    descriptorsOf(turned, fine, true),
+    descriptorsOf(turned, coarse, false),
+  ];
   return inPlace <= passed
     ? {
         ...direct,

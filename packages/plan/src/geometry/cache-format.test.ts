@@ -19,7 +19,9 @@ describe("vLLM's cache dtypes (vllm#52516)", () => {
     (name, mode) => {
       // Latents with scales are a FP8_PER_TENSOR too: their names say it.
       const isApart = mode === "NVFP4" || name.endsWith("_ds_mla");
-      const why = isApart ? `blocks of cache dtype "${name}" do not keep heads and tokens apart` : undefined;
+      const why = isApart
+        ? `blocks of cache dtype "${name}" do not keep heads and tokens apart`
+        : undefined;
       expect(whyUncut(name, "FLASH_ATTN")).toBe(why);
     },
   );
@@ -42,8 +44,13 @@ describe("vLLM's cache dtypes (vllm#52516)", () => {
   });
 });
 
-test.each(Object.entries(vllm.headSlots))("blocks of %s have %i slots for 4 heads", (backend, slots) => {
-  const isApart = slots < vllm.kvHeads;
-  const why = isApart ? `blocks of ${backend} hold the K of all heads before the V of all heads` : undefined;
-  expect(whyUncut("auto", backend)).toBe(why);
-});
+test.each(Object.entries(vllm.headSlots))(
+  "blocks of %s have %i slots for 4 heads",
+  (backend, slots) => {
+    const isApart = slots < vllm.kvHeads;
+    const why = isApart
+      ? `blocks of ${backend} hold the K of all heads before the V of all heads`
+      : undefined;
+    expect(whyUncut("auto", backend)).toBe(why);
+  },
+);

@@ -1,6 +1,9 @@
 /** How the bytes of a block are ordered, by the type of the cache. */
 interface CacheFormat {
-  /** A block is heads × tokens × cells, in the order of the layout: it can be cut by head and by token. */
+  /**
+   * A block is heads × tokens × cells, in the order of the layout: it can be cut by head and by
+   * token.
+   */
   readonly inCells: boolean;
   /** Bytes of an element, where a cell has elements only. */
   readonly elementBytes?: number;
@@ -11,8 +14,8 @@ const PAGE: CacheFormat = { inCells: false };
 const elements = (elementBytes: number): CacheFormat => ({ inCells: true, elementBytes });
 
 /**
- * The types of caches that plans know: names of elements, and vLLM 0.33's `--kv-cache-dtype` (`CacheDType`; a test compares the two lists). Blocks of any other
- * type are only moved whole.
+ * The types of caches that plans know: names of elements, and vLLM 0.33's `--kv-cache-dtype`
+ * (`CacheDType`; a test compares the two lists). Blocks of any other type are only moved whole.
  */
 const FORMATS: ReadonlyMap<string, CacheFormat> = new Map([
   ["float32", elements(4)],
@@ -48,7 +51,10 @@ const FORMATS: ReadonlyMap<string, CacheFormat> = new Map([
   ["nvfp4_ds_mla", PAGE],
 ]);
 
-/** Attention backends whose blocks hold the K of all heads, then the V of all heads (vLLM 0.33: `num_head_slots=2` in `customize_spec`). */
+/**
+ * Attention backends whose blocks hold the K of all heads, then the V of all heads (vLLM 0.33:
+ * `num_head_slots=2` in `customize_spec`).
+ */
 const BACKENDS_WITH_K_AND_V_APART: ReadonlySet<string> = new Set([
   "ROCM_ATTN",
   "ROCM_SEGMENTED_ATTN",
@@ -58,18 +64,22 @@ const BACKENDS_WITH_K_AND_V_APART: ReadonlySet<string> = new Set([
 const formatOf = (cacheDtype: string) => FORMATS.get(cacheDtype.replace(/^torch\./, ""));
 
 /**
- * Bytes of an element of a cache; `dtype` is the model's type, which "auto" stands for. Undefined for types that pack elements with scales, and for
- * unknown ones.
+ * Bytes of an element of a cache; `dtype` is the model's type, which "auto" stands for. Undefined
+ * for types that pack elements with scales, and for unknown ones.
  */
 export function cacheElementBytes(cacheDtype: string, dtype: string): number | undefined {
   return formatOf(cacheDtype === "auto" ? dtype : cacheDtype)?.elementBytes;
 }
 
-/** Why blocks of a cache cannot be cut by head or by token, as a clause; undefined where they can. */
+/**
+ * Why blocks of a cache cannot be cut by head or by token, as a clause; undefined where they can.
+ */
 export function whyUncut(cacheDtype: string, attentionBackend: string): string | undefined {
   const format = formatOf(cacheDtype);
-  if (format === undefined) return `cache dtype "${cacheDtype}" is not known to keep heads and tokens apart`;
-  if (!format.inCells) return `blocks of cache dtype "${cacheDtype}" do not keep heads and tokens apart`;
+  if (format === undefined)
+    return `cache dtype "${cacheDtype}" is not known to keep heads and tokens apart`;
+  if (!format.inCells)
+    return `blocks of cache dtype "${cacheDtype}" do not keep heads and tokens apart`;
   if (!BACKENDS_WITH_K_AND_V_APART.has(attentionBackend)) return undefined;
   return `blocks of ${attentionBackend} hold the K of all heads before the V of all heads`;
 }

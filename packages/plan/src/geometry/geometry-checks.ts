@@ -12,8 +12,8 @@ export const MAX_DESCRIPTORS = 2 ** 31 - 1;
 const MAX_REGIONS = 65_536;
 
 /**
- * Refuses a rank whose description contradicts itself. `side` is the subject of messages, such as "remote rank 2". Errors: `KV_PLAN_INVALID` with the
- * field and its value.
+ * Refuses a rank whose description contradicts itself. `side` is the subject of messages, such as
+ * "remote rank 2". Errors: `KV_PLAN_INVALID` with the field and its value.
  */
 export function checkRankGeometry(side: string, rank: RankGeometry, model: ModelGeometry): void {
   integer(side, "tpSize", rank.tpSize, 1);
@@ -44,11 +44,17 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
   }
   const descriptors = rank.regions.reduce((sum, region) => sum + region.numBlocks, 0);
   if (descriptors > MAX_DESCRIPTORS) {
-    throw invalid(side, `${descriptors} blocks over all regions, at most ${MAX_DESCRIPTORS} can be indexed`);
+    throw invalid(
+      side,
+      `${descriptors} blocks over all regions, at most ${MAX_DESCRIPTORS} can be indexed`,
+    );
   }
 }
 
-/** Refuses a model without KV cache groups, with an unknown kind, or with numbers out of range. Errors: `KV_PLAN_INVALID`. */
+/**
+ * Refuses a model without KV cache groups, with an unknown kind, or with numbers out of range.
+ * Errors: `KV_PLAN_INVALID`.
+ */
 export function checkModelGeometry(model: ModelGeometry): void {
   integer("the model", "numKvHeads", model.numKvHeads, 1);
   if (model.groups.length === 0) throw invalid("the model", "no KV cache group");
@@ -61,7 +67,8 @@ function checkState(side: string, state: RankGeometry["stateSpace"]): void {
   if (state === undefined) return;
   integer(side, "stateSpace.convBytes", state.convBytes, 0);
   integer(side, "stateSpace.recurrentBytes", state.recurrentBytes, 0);
-  for (const bytes of state.convProjectionBytes ?? []) integer(side, "convProjectionBytes", bytes, 1);
+  for (const bytes of state.convProjectionBytes ?? [])
+    integer(side, "convProjectionBytes", bytes, 1);
 }
 
 function requireLength(
@@ -92,18 +99,34 @@ function checkRegion(side: string, index: number, region: RegionGeometry, numGro
   if (region.deviceId !== undefined) integer(where, "deviceId", region.deviceId, 0);
   for (const group of region.groupIds ?? []) {
     integer(where, "groupIds", group, 0);
-    if (group >= numGroups) throw invalid(where, `groupIds name ${group}, the model has ${numGroups} groups`);
+    if (group >= numGroups)
+      throw invalid(where, `groupIds name ${group}, the model has ${numGroups} groups`);
   }
   if (region.groupId >= numGroups) {
-    throw invalid(where, `groupId ${region.groupId}, but the model has ${numGroups} KV cache groups`);
+    throw invalid(
+      where,
+      `groupId ${region.groupId}, but the model has ${numGroups} KV cache groups`,
+    );
   }
-  const end = region.baseAddress + (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
+  const end =
+    region.baseAddress + (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
   if (!Number.isSafeInteger(end))
-    throw invalid(where, `it ends at ${end}, beyond the addresses that a number holds exactly (2^53)`);
+    throw invalid(
+      where,
+      `it ends at ${end}, beyond the addresses that a number holds exactly (2^53)`,
+    );
 }
 
-/** A block count that is rounded down would hide blocks of the region, and shift the ids of those after it. */
-function requireWholeBlocks(side: string, index: number, region: RegionGeometry, rank: RankGeometry): void {
+/**
+ * A block count that is rounded down would hide blocks of the region, and shift the ids of those
+ * after it.
+ */
+function requireWholeBlocks(
+  side: string,
+  index: number,
+  region: RegionGeometry,
+  rank: RankGeometry,
+): void {
   const { physicalBlocksPerLogical: ratio } = rank;
   if (region.numBlocks % ratio === 0) return;
   throw invalid(

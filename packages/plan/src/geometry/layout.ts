@@ -1,7 +1,10 @@
 import type { KvCacheLayout } from "@kv/interface";
 import type { BlockOrder } from "../engine/engine-plan-types.js";
 
-/** Order of heads and tokens within one layer's block. The two opaque layouts spread a block of one layer over memory. */
+/**
+ * Order of heads and tokens within one layer's block. The two opaque layouts spread a block of one
+ * layer over memory.
+ */
 const ORDER_OF_LAYOUT: Readonly<Record<KvCacheLayout, BlockOrder>> = {
   LBHNC: "head-major",
   BLHNC: "head-major",
@@ -12,8 +15,9 @@ const ORDER_OF_LAYOUT: Readonly<Record<KvCacheLayout, BlockOrder>> = {
 };
 
 /**
- * Attention backends with an order of their own within a head: vLLM's CPU kernels pack tokens for their instructions. CPU_ATTN has one layout, LBHNC
- * (vLLM 0.33, `supported_kv_cache_layouts`), so the conversion "hnd-to-nhd" never applies to it. The handshake's check alone accepts the two
+ * Attention backends with an order of their own within a head: vLLM's CPU kernels pack tokens for
+ * their instructions. CPU_ATTN has one layout, LBHNC (vLLM 0.33, `supported_kv_cache_layouts`), so
+ * the conversion "hnd-to-nhd" never applies to it. The handshake's check alone accepts the two
  * together; a plan with both is refused.
  */
 const BACKENDS_WITH_OWN_TOKEN_ORDER: ReadonlySet<string> = new Set(["CPU_ATTN"]);

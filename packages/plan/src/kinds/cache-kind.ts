@@ -1,18 +1,25 @@
 import type { GroupExtent } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
-/** One kind of KV cache: all that plans need to know of it. Those of this package are listed in `registry.ts`, others are added with `registerCacheKind`; see docs/how-to/add-a-cache-kind.md. */
+/**
+ * One kind of KV cache: all that plans need to know of it. Those of this package are listed in
+ * `registry.ts`, others are added with `registerCacheKind`; see docs/how-to/add-a-cache-kind.md.
+ */
 export interface CacheKind {
   /** The name in `KvCacheGroup.kind`. */
   readonly name: string;
   /**
-   * How ranks share the cache. `heads`: split by KV heads, with replicas where there are more ranks than heads. `replicated`: whole on every rank.
-   * `state`: always split evenly, also where heads are replicated.
+   * How ranks share the cache. `heads`: split by KV heads, with replicas where there are more ranks
+   * than heads. `replicated`: whole on every rank. `state`: always split evenly, also where heads
+   * are replicated.
    */
   readonly sharding: "heads" | "replicated" | "state";
   /** The part of a sequence that a request's list of blocks holds. */
   readonly extent: GroupExtent;
-  /** The pieces of a block. Absent for kinds whose blocks are heads and tokens (`attention-pieces.ts`). Errors: `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`. */
+  /**
+   * The pieces of a block. Absent for kinds whose blocks are heads and tokens
+   * (`attention-pieces.ts`). Errors: `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`.
+   */
   pieces?(context: PieceContext): readonly Piece[];
 }
 
@@ -28,7 +35,10 @@ export interface PieceContext {
   readonly remoteRegion: RegionGeometry;
 }
 
-/** The place of a piece within a block of one side. Part `p` begins at `offsetBytes + p * partStrideBytes`. */
+/**
+ * The place of a piece within a block of one side. Part `p` begins at
+ * `offsetBytes + p * partStrideBytes`.
+ */
 export interface PiecePlace {
   /** Bytes from the begin of the block to the first part. */
   readonly offsetBytes: number;

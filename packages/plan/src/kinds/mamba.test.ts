@@ -8,11 +8,16 @@ import { mamba, requireStatesFit } from "./mamba.js";
 function states(share: number, change: Partial<StateSpaceGeometry> = {}): StateSpaceGeometry {
   return {
     convProjectionBytes: [8 / share, 4 / share, 4 / share],
-    ...{ convBytes: 16 / share, recurrentBytes: 32 / share },
+    convBytes: 16 / share,
+    recurrentBytes: 32 / share,
     ...change,
   };
 }
-const rank = (tpSize: number, tpRank: number, stateSpace: StateSpaceGeometry | undefined): RankGeometry => {
+const rank = (
+  tpSize: number,
+  tpRank: number,
+  stateSpace: StateSpaceGeometry | undefined,
+): RankGeometry => {
   const made = sampleRank({ tpSize, tpRank });
   return stateSpace === undefined ? made : { ...made, stateSpace };
 };
@@ -26,7 +31,12 @@ function piecesOf(local: RankGeometry, remote: RankGeometry, stateIndex = 0) {
   const source = { tpRank: remote.tpRank, stateIndex };
   return mamba.pieces?.({ local, remote, region, remoteRegion }).map((piece) => {
     expect([piece.unit, piece.localParts, piece.remoteParts]).toEqual(["logical-block", 1, 1]);
-    return [piece.name, piece.lengthBytes, piece.local(source).offsetBytes, piece.remote(source).offsetBytes];
+    return [
+      piece.name,
+      piece.lengthBytes,
+      piece.local(source).offsetBytes,
+      piece.remote(source).offsetBytes,
+    ];
   });
 }
 
@@ -143,7 +153,10 @@ describe("refuses", () => {
 describe("size of a state in a logical block", () => {
   // Kernel blocks of 512 bytes, 600 from one to the next.
   const paged = (recurrentBytes: number): RankGeometry => {
-    const made = sampleRank({ physicalBlocksPerLogical: 2, stateSpace: { convBytes: 100, recurrentBytes } });
+    const made = sampleRank({
+      physicalBlocksPerLogical: 2,
+      stateSpace: { convBytes: 100, recurrentBytes },
+    });
     return { ...made, regions: made.regions.map((one) => ({ ...one, blockStrideBytes: 600 })) };
   };
 

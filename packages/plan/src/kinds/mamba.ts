@@ -5,16 +5,21 @@ import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
 /**
- * State-space layers. A block holds the convolution state, its projections one after another, then the recurrent state. Each of these is split evenly over
- * the ranks, so each is a piece. Blocks are logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`, `_build_mamba_remote`; its
- * layout "DS", with channels outside.)
+ * State-space layers. A block holds the convolution state, its projections one after another, then
+ * the recurrent state. Each of these is split evenly over the ranks, so each is a piece. Blocks are
+ * logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`,
+ * `_build_mamba_remote`; its layout "DS", with channels outside.)
  */
 export const mamba: CacheKind = { name: "mamba", sharding: "state", extent: "state", pieces };
 
 function pieces({ local, remote }: PieceContext): readonly Piece[] {
-  const [mine, theirs] = [stateOf(local, "the local rank"), stateOf(remote, `remote rank ${remote.tpRank}`)];
+  const [mine, theirs] = [
+    stateOf(local, "the local rank"),
+    stateOf(remote, `remote rank ${remote.tpRank}`),
+  ];
   const ratio = tpRatio(local.tpSize, remote.tpSize);
-  // A local byte stands for `times / shares` remote bytes. Where the remote has more ranks, each of them fills a share.
+  // A local byte stands for `times / shares` remote bytes. Where the remote has more ranks, each of
+  // them fills a share.
   const [times, shares] = ratio > 0 ? [ratio, 1] : [1, -ratio];
   requireScaled("convolution states", mine.convBytes, theirs.convBytes, times, shares);
   requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
@@ -41,8 +46,14 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
       localParts: 1,
       remoteParts: 1,
       lengthBytes,
-      local: ({ stateIndex }) => ({ offsetBytes: begin + stateIndex * lengthBytes, partStrideBytes: 0 }),
-      remote: () => ({ offsetBytes: remoteBegin + (local.tpRank % times) * lengthBytes, partStrideBytes: 0 }),
+      local: ({ stateIndex }) => ({
+        offsetBytes: begin + stateIndex * lengthBytes,
+        partStrideBytes: 0,
+      }),
+      remote: () => ({
+        offsetBytes: remoteBegin + (local.tpRank % times) * lengthBytes,
+        partStrideBytes: 0,
+      }),
     };
   });
 }
@@ -65,7 +76,13 @@ function stateOf(rank: RankGeometry, side: string): StateSpaceGeometry {
   return stateSpace;
 }
 
-function requireScaled(what: string, mine: number, theirs: number, times: number, shares: number): void {
+function requireScaled(
+  what: string,
+  mine: number,
+  theirs: number,
+  times: number,
+  shares: number,
+): void {
   if (mine * times === theirs * shares) return;
   throw incompatible(
     `${what} do not have the sizes that TP sizes in the ratio ${times > 1 ? `1/${times}` : shares} imply`,
@@ -75,10 +92,15 @@ function requireScaled(what: string, mine: number, theirs: number, times: number
 }
 
 /**
- * Refuses a rank whose states do not fit into a logical block of the given regions. `buildEngineTransferPlan` does not check it, as vLLM does not: call this
- * for the geometry of a peer first. `side` is the subject of the message. Errors: `KV_PLAN_INVALID`.
+ * Refuses a rank whose states do not fit into a logical block of the given regions.
+ * `buildEngineTransferPlan` does not check it, as vLLM does not: call this for the geometry of a
+ * peer first. `side` is the subject of the message. Errors: `KV_PLAN_INVALID`.
  */
-export function requireStatesFit(side: string, rank: RankGeometry, regions: readonly number[]): void {
+export function requireStatesFit(
+  side: string,
+  rank: RankGeometry,
+  regions: readonly number[],
+): void {
   if (rank.stateSpace === undefined) return;
   const { convBytes, recurrentBytes } = rank.stateSpace;
   for (const index of regions) {

@@ -19,7 +19,9 @@ test("each kind name gives its sharding and the extent of its block list", () =>
 });
 
 test("refuses an unknown kind", () => {
-  expect(() => cacheKind("linear")).toThrow(/"linear" is none of full, mla, swa, swa-mla, mamba, circular/);
+  expect(() => cacheKind("linear")).toThrow(
+    /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
+  );
   try {
     cacheKind("");
   } catch (error) {
@@ -38,8 +40,16 @@ test("a kind of another package is known after its registration, which may be re
 test.each<[string, object, RegExp]>([
   ["a name that is taken", { name: "full" }, /"full": another kind has this name/],
   ["an empty name", { name: "" }, /the name is not a text/],
-  ["an unknown sharding", { sharding: "rows" }, /sharding is "rows", none of heads, replicated, state/],
-  ["an unknown extent", { extent: "all" }, /extent is "all", none of sequence, window, state, whole/],
+  [
+    "an unknown sharding",
+    { sharding: "rows" },
+    /sharding is "rows", none of heads, replicated, state/,
+  ],
+  [
+    "an unknown extent",
+    { extent: "all" },
+    /extent is "all", none of sequence, window, state, whole/,
+  ],
   ["a state without pieces", { sharding: "state" }, /a state needs pieces/],
 ])("refuses to register %s", (_what, change, message) => {
   const kind = { name: "bad", sharding: "heads", extent: "sequence", ...change } as CacheKind;

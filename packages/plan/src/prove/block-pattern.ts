@@ -1,5 +1,10 @@
 import { KvError } from "@kv/interface";
-import { afterPadding, type BlockContents, type BytePlace, placeAt } from "./contents/block-contents.js";
+import {
+  afterPadding,
+  type BlockContents,
+  type BytePlace,
+  placeAt,
+} from "./contents/block-contents.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
 import { fail, type PlanFault } from "./proof-result.js";
 
@@ -9,11 +14,17 @@ export interface Write {
   readonly lengthBytes: number;
   readonly source: number;
   readonly remoteOffset: number;
-  /** First token of the remote block that is read, counted from the first token of the destination block. */
+  /**
+   * First token of the remote block that is read, counted from the first token of the destination
+   * block.
+   */
   readonly remoteToken: number;
 }
 
-/** All facts that decide whether a destination block ends up right. Blocks with equal patterns share one proof. */
+/**
+ * All facts that decide whether a destination block ends up right. Blocks with equal patterns share
+ * one proof.
+ */
 export interface BlockPattern {
   readonly lengthBytes: number;
   readonly writes: readonly Write[];
@@ -39,7 +50,10 @@ export function patternKey(pattern: BlockPattern): string {
   return key;
 }
 
-/** Follows every byte of the finished block back to its source, a run at a time. `where` completes the fault. */
+/**
+ * Follows every byte of the finished block back to its source, a run at a time. `where` completes
+ * the fault.
+ */
 export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): void {
   const { contents, pass, lengthBytes } = pattern;
   const writes = [...pattern.writes].sort((one, two) => one.offset - two.offset);
@@ -51,10 +65,20 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
       continue;
     }
     const zeroing = zeroingAt(pattern.grid, offset, pass);
-    const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
+    const at = {
+      ...where,
+      offset,
+      head: want.head,
+      tokenInBlock: want.token,
+      cellByte: want.cellByte,
+    };
     const isTail = want.token + contents.tokensPerStep > pattern.neededTo;
     if (isTail && !zeroing.zeroed && pattern.clearsTail) {
-      fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
+      fail(
+        "tail-not-cleared",
+        "a token that the request does not have keeps the bytes of another",
+        at,
+      );
     }
     const isLead = want.token + contents.tokensPerStep <= pattern.neededFrom;
     if (isLead && !zeroing.zeroed && pattern.clearsLead)
@@ -102,7 +126,8 @@ function sourceRun(
   const source = pattern.sourceContents[write.source];
   const got = source === undefined ? undefined : placeAt(source, write.remoteOffset + into);
   const from = { ...at, source: write.source, remoteOffset: write.remoteOffset + into };
-  if (got === undefined) fail("wrong-source", "a byte that the request needs comes from padding", from);
+  if (got === undefined)
+    fail("wrong-source", "a byte that the request needs comes from padding", from);
   const gotToken = got.token + write.remoteToken;
   const same = got.head === want.head && gotToken === want.token && got.cellByte === want.cellByte;
   if (!same || got.tile.name !== want.tile.name) {
@@ -120,7 +145,10 @@ function sourceRun(
   return Math.min(together, origin.runBytes, write.lengthBytes - into);
 }
 
-/** Refuses writes before the first token that the request takes: those tokens belong to a prefix hit or to another request. */
+/**
+ * Refuses writes before the first token that the request takes: those tokens belong to a prefix hit
+ * or to another request.
+ */
 function requireUntouched(
   { pass }: BlockPattern,
   writes: readonly Write[],
@@ -129,7 +157,9 @@ function requireUntouched(
   at: PlanFault["at"],
 ): void {
   if (pass.permuted) return;
-  const write = writes.find((one) => one.offset < offset + runBytes && one.offset + one.lengthBytes > offset);
+  const write = writes.find(
+    (one) => one.offset < offset + runBytes && one.offset + one.lengthBytes > offset,
+  );
   if (write === undefined) return;
   fail("foreign-write", "a token before the first that the request takes is overwritten", {
     ...at,
@@ -142,7 +172,11 @@ function bytesToEdge({ contents, neededFrom, neededTo }: BlockPattern, here: Byt
   if (here.runAxis === "cell") return here.cellRest;
   if (here.runAxis === "head") return here.runBytes;
   const edge =
-    here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
+    here.token < neededFrom
+      ? neededFrom
+      : here.token < neededTo
+        ? neededTo
+        : Number.POSITIVE_INFINITY;
   const steps = Math.ceil((edge - here.token) / contents.tokensPerStep);
   return Math.min(here.runBytes, here.cellRest + (steps - 1) * here.tile.cellBytes);
 }
@@ -151,10 +185,14 @@ function requireOnce(writes: readonly Write[], where: PlanFault["at"]): void {
   for (const [index, write] of writes.entries()) {
     const before = writes[index - 1];
     if (before === undefined || before.offset + before.lengthBytes <= write.offset) continue;
-    fail("written-twice", `bytes from ${write.offset} of the block are written by two descriptors`, {
-      ...where,
-      offset: write.offset,
-    });
+    fail(
+      "written-twice",
+      `bytes from ${write.offset} of the block are written by two descriptors`,
+      {
+        ...where,
+        offset: write.offset,
+      },
+    );
   }
 }
 

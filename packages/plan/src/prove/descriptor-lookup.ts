@@ -1,5 +1,10 @@
 import type { DescriptorTable } from "@kv/interface";
-import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-tables.js";
+import {
+  addressOf,
+  type DescriptorRow,
+  descriptorRows,
+  rowIndexOf,
+} from "../engine/descriptor-tables.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { fail } from "./proof-result.js";
 
@@ -17,7 +22,10 @@ export interface MemoryPlace {
 export interface DescriptorLookup {
   /** Descriptors of the table. */
   readonly count: number;
-  /** The memory of a descriptor. Ends the proof with "descriptor-outside" for memory outside of the blocks of a region. */
+  /**
+   * The memory of a descriptor. Ends the proof with "descriptor-outside" for memory outside of the
+   * blocks of a region.
+   */
   place(id: number): MemoryPlace;
   /** Index of the row that holds a descriptor. */
   rowIndex(id: number): number;
@@ -45,10 +53,14 @@ export function descriptorLookup(
     const found = rowIndexOf(rows, id);
     const row = rows[found];
     if (row === undefined || !Number.isInteger(id) || id < 0 || id >= row.firstId + row.count) {
-      fail("descriptor-outside", `${owner}: id ${id} is not among the ${count} descriptors of its table`, {
-        id,
-        count,
-      });
+      fail(
+        "descriptor-outside",
+        `${owner}: id ${id} is not among the ${count} descriptors of its table`,
+        {
+          id,
+          count,
+        },
+      );
     }
     lastRow = found;
     return found;
@@ -71,8 +83,11 @@ export function descriptorLookup(
     };
     const near = within(lastRegion, false);
     if (near !== undefined) return near;
-    // Blocks of several regions may interleave: what begins in the padding of one is another's, if there is one; else that of the block before.
-    const candidates = ordered.filter(([, region]) => region.baseAddress <= address).map(([index]) => index);
+    // Blocks of several regions may interleave: what begins in the padding of one is another's, if
+    // there is one; else that of the block before.
+    const candidates = ordered
+      .filter(([, region]) => region.baseAddress <= address)
+      .map(([index]) => index);
     for (const usesPadding of [false, true]) {
       const [found] = candidates
         .flatMap((index) => within(index, usesPadding) ?? [])

@@ -1,4 +1,7 @@
-/** `@kv/plan/prove`: proofs that plans are right, the faults that they find, and what a proof and a report ask of a plan. */
+/**
+ * `@kv/plan/prove`: proofs that plans are right, the faults that they find, and what a proof and a
+ * report ask of a plan.
+ */
 export {
   type CacheSemantics,
   type HeadRange,

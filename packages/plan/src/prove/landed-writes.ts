@@ -18,10 +18,15 @@ export interface Owner {
 /** Per region: the owner of each kernel block that the request fills. */
 export type Owners = readonly ReadonlyMap<number, Owner>[];
 
-/** Per region and block (`blockKey`): what lands there; tokens counted from the sequence's begin. */
+/**
+ * Per region and block (`blockKey`): what lands there; tokens counted from the sequence's begin.
+ */
 export type Landed = readonly ReadonlyMap<number, readonly Write[]>[];
 
-/** Blocks of a state are logical ones, all others kernel blocks; in one region both may have the same number. */
+/**
+ * Blocks of a state are logical ones, all others kernel blocks; in one region both may have the
+ * same number.
+ */
 export function blockKey(block: number, { usesPadding }: BlockContents): number {
   return usesPadding ? -1 - block : block;
 }
@@ -66,7 +71,10 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
   return landed;
 }
 
-/** The runs `[localId, remoteId, count]` of a read. A transport may get runs or ids, so both must be equal. */
+/**
+ * The runs `[localId, remoteId, count]` of a read. A transport may get runs or ids, so both must be
+ * equal.
+ */
 function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number, number, number]> {
   const { localIds, remoteIds, runs, remoteRank } = read;
   const differ = (what: string): never =>
@@ -97,7 +105,8 @@ function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number
       runs[row + 2] as number,
     ];
     for (let step = 0; step < count; step++)
-      if (remoteOf.get(localId + step) !== remoteId + step) differ(`local descriptor ${localId + step}`);
+      if (remoteOf.get(localId + step) !== remoteId + step)
+        differ(`local descriptor ${localId + step}`);
   }
 }
 
@@ -146,10 +155,14 @@ function writeOf(
   const held = demand.remotes[source] as BlockTokens;
   const position = held.position.get(there.block);
   if (position === undefined) {
-    fail("wrong-source", `remote block ${there.block} is read, and does not belong to the request`, {
-      ...where,
-      remoteBlock: there.block,
-    });
+    fail(
+      "wrong-source",
+      `remote block ${there.block} is read, and does not belong to the request`,
+      {
+        ...where,
+        remoteBlock: there.block,
+      },
+    );
   }
   return {
     block: blockKey(here.block, regionContents.local),

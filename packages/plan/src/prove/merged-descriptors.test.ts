@@ -40,7 +40,10 @@ test("a run merges across regions that are adjacent on both sides", () => {
   const rank = sampleRank();
   const [first] = rank.regions;
   const bytes = 10 * (first?.blockLengthBytes ?? 0);
-  const regions = rank.regions.map((region, index) => ({ ...region, baseAddress: 4096 + index * bytes }));
+  const regions = rank.regions.map((region, index) => ({
+    ...region,
+    baseAddress: 4096 + index * bytes,
+  }));
   const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, { ...rank, regions }));
   const request = planRequest(plan, { localBlockIds: [[0, 9]], remoteBlockIds: [[0, 9]] });
   expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);

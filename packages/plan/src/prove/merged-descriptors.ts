@@ -1,19 +1,32 @@
-import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-tables.js";
+import {
+  addressOf,
+  type DescriptorRow,
+  descriptorRows,
+  rowIndexOf,
+} from "../engine/descriptor-tables.js";
 import type { TransferList } from "../engine/engine-plan-types.js";
 import type { RequestRead } from "../request/request-plan-types.js";
 
 /**
- * The number of descriptors of a read that remain when a transport merges neighbours that are adjacent in memory on both sides, as NIXL does. Within
- * a row of a table neighbours are adjacent where the stride equals the length: a head's share of a block does not reach the next block's share, and
- * padding parts whole blocks.
+ * The number of descriptors of a read that remain when a transport merges neighbours that are
+ * adjacent in memory on both sides, as NIXL does. Within a row of a table neighbours are adjacent
+ * where the stride equals the length: a head's share of a block does not reach the next block's
+ * share, and padding parts whole blocks.
  */
-export function mergedDescriptorCount({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
+export function mergedDescriptorCount(
+  { runs }: Pick<RequestRead, "runs">,
+  list: TransferList,
+): number {
   const [local, remote] = [descriptorRows(list.localTable), descriptorRows(list.remoteTable)];
   let pieces = 0;
   let localEnd = Number.NaN;
   let remoteEnd = Number.NaN;
   for (let at = 0; at < runs.length; at += 3) {
-    let [localId, remoteId, left] = [runs[at] as number, runs[at + 1] as number, runs[at + 2] as number];
+    let [localId, remoteId, left] = [
+      runs[at] as number,
+      runs[at + 1] as number,
+      runs[at + 2] as number,
+    ];
     while (left > 0) {
       const [mine, theirs] = [rowAt(local, localId), rowAt(remote, remoteId)];
       const count = Math.min(

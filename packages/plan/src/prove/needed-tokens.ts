@@ -13,7 +13,10 @@ export interface BlockTokens {
   readonly position: ReadonlyMap<number, number>;
 }
 
-/** The tokens that one group of a request needs, and their blocks on both sides, from the request alone. */
+/**
+ * The tokens that one group of a request needs, and their blocks on both sides, from the request
+ * alone.
+ */
 export interface NeededTokens {
   /** KV cache group. */
   readonly group: number;
@@ -42,9 +45,15 @@ export function neededTokens(
   const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined)
     return fail("request-tables", `${what} is of the unknown kind "${model.groups[group]}"`);
-  if (remote === undefined) return fail("request-tables", `${what}: the plan reads from no remote rank`);
+  if (remote === undefined)
+    return fail("request-tables", `${what}: the plan reads from no remote rank`);
   if (kind.lists === "last")
-    return tokenlessBlocks(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
+    return tokenlessBlocks(group, kind.sharing === "state", {
+      local,
+      remotes,
+      localIds,
+      remoteIds,
+    });
 
   const logical = (rank: RankGeometry, other: RankGeometry) =>
     tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
@@ -69,9 +78,15 @@ export function neededTokens(
   };
   return {
     group,
-    local: blockTokens(`${what}: local`, tokensOf(local, localDcp, localBegin, localIds, localTokens)),
+    local: blockTokens(
+      `${what}: local`,
+      tokensOf(local, localDcp, localBegin, localIds, localTokens),
+    ),
     remotes: remotes.map((rank) =>
-      blockTokens(`${what}: remote`, tokensOf(rank, remoteDcp, remoteBegin, remoteIds, remoteTokens)),
+      blockTokens(
+        `${what}: remote`,
+        tokensOf(rank, remoteDcp, remoteBegin, remoteIds, remoteTokens),
+      ),
     ),
     fromToken: Math.max(0, localBegin, remoteBegin),
     endToken: Math.min(
@@ -88,8 +103,8 @@ interface BlockList {
 }
 
 /**
- * The tokens with which both lists begin. The local list begins after `localComputedBlocks`, and the remote list at the begin of the sequence. The lists of a
- * window end where the sequence ends.
+ * The tokens with which both lists begin. The local list begins after `localComputedBlocks`, and
+ * the remote list at the begin of the sequence. The lists of a window end where the sequence ends.
  */
 function listBegins(
   { numTokens, localComputedBlocks }: RequestBlocks,
@@ -109,7 +124,10 @@ function listBegins(
   return [localBegin, remoteBegin];
 }
 
-/** Blocks without tokens: both lists end together. A state may have one more local block, which the local engine computes itself. */
+/**
+ * Blocks without tokens: both lists end together. A state may have one more local block, which the
+ * local engine computes itself.
+ */
 function tokenlessBlocks(
   group: number,
   isState: boolean,
@@ -165,7 +183,11 @@ function blockTokens(what: string, list: Omit<BlockTokens, "position">): BlockTo
   for (const [index, block] of list.blocks.entries()) {
     const before = position.get(block);
     if (before !== undefined)
-      fail("request-tables", `${what} block ${block} is listed twice`, { block, before, position: index });
+      fail("request-tables", `${what} block ${block} is listed twice`, {
+        block,
+        before,
+        position: index,
+      });
     position.set(block, index);
   }
   return { ...list, position };

@@ -6,10 +6,17 @@ import { fail } from "./proof-result.js";
 const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>
   ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`;
 
-/** Remote ranks that a local rank notifies for a request: those that it reads, and those that it only notifies. */
-export function notifiedRanks(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
+/**
+ * Remote ranks that a local rank notifies for a request: those that it reads, and those that it
+ * only notifies.
+ */
+export function notifiedRanks(
+  plan: EngineTransferPlan,
+  request: RequestPlan,
+): readonly RemoteRankId[] {
   const localRank = plan.local.tpRank;
-  // A rank that is read in several transfers (one for each type of memory) is notified once, after all of them.
+  // A rank that is read in several transfers (one for each type of memory) is notified once, after
+  // all of them.
   const read = new Map(
     request.reads.map(({ remoteRank: tpRank, remotePpRank: ppRank }) => [
       `${ppRank}:${tpRank}`,
@@ -39,8 +46,9 @@ export function notifiedRanks(plan: EngineTransferPlan, request: RequestPlan): r
 }
 
 /**
- * Proves that each remote rank gets as many notifications about a request, over all local ranks, as it awaits. The notifications themselves carry the number:
- * a remote rank frees the blocks after that many.
+ * Proves that each remote rank gets as many notifications about a request, over all local ranks, as
+ * it awaits. The notifications themselves carry the number: a remote rank frees the blocks after
+ * that many.
  */
 export function proveNotifications(
   plans: readonly EngineTransferPlan[],
@@ -68,7 +76,10 @@ export function proveNotifications(
     }
   }
   for (const { tpRank, ppRank = 0 } of remotes) {
-    const [count, awaited] = [got.get(`${ppRank}:${tpRank}`) ?? 0, awaitedBy.get(`${ppRank}:${tpRank}`)];
+    const [count, awaited] = [
+      got.get(`${ppRank}:${tpRank}`) ?? 0,
+      awaitedBy.get(`${ppRank}:${tpRank}`),
+    ];
     const name = nameOf({ tpRank, ppRank });
     if (awaited === undefined) {
       fail(

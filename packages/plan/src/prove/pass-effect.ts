@@ -18,7 +18,10 @@ export const UNTOUCHED: BlockPass = {
   zeroFromToken: Number.POSITIVE_INFINITY,
 };
 
-/** Where a byte of a finished block was before the permutation, and how many bytes from there moved together. */
+/**
+ * Where a byte of a finished block was before the permutation, and how many bytes from there moved
+ * together.
+ */
 export interface Origin {
   readonly offset: number;
   readonly runBytes: number;
@@ -29,7 +32,8 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   const found = new Map<number, BlockPass>();
   if (pass === undefined) return found;
   for (const block of pass.permuteBlockIds) {
-    if (found.has(block)) fail("receive-pass", `kernel block ${block} is permuted twice`, { block });
+    if (found.has(block))
+      fail("receive-pass", `kernel block ${block} is permuted twice`, { block });
     found.set(block, { ...UNTOUCHED, permuted: true });
   }
   const zero = (block: number, untilToken: number, fromToken: number) => {
@@ -48,7 +52,10 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   return found;
 }
 
-/** The grid of heads and tokens on which the pass works within a block, by the plan's numbers for a group and a region. */
+/**
+ * The grid of heads and tokens on which the pass works within a block, by the plan's numbers for a
+ * group and a region.
+ */
 export interface PassGrid {
   readonly heads: number;
   readonly tokens: number;
@@ -60,11 +67,16 @@ export interface PassGrid {
 
 const TOKENS_OUTSIDE: ReadonlySet<string> = new Set(["LBNHC", "BLNHC"]);
 
-/** KV heads of the pass grid. Where the region has no heads of its own, a group that shares it may have its own number. */
+/**
+ * KV heads of the pass grid. Where the region has no heads of its own, a group that shares it may
+ * have its own number.
+ */
 export function headsOfPass(plan: EngineTransferPlan, group: number, region: number): number {
   const { numKvHeads, replicated } = plan.local.regions[region] ?? {};
   const all = plan.headsOfRegion[region] ?? plan.localHeads;
-  return numKvHeads === undefined && replicated !== true ? (plan.groupPlans[group]?.sharedHeads ?? all) : all;
+  return numKvHeads === undefined && replicated !== true
+    ? (plan.groupPlans[group]?.sharedHeads ?? all)
+    : all;
 }
 
 export function passGrid(plan: EngineTransferPlan, group: number, region: number): PassGrid {
@@ -113,7 +125,8 @@ export function zeroingAt(
     return { zeroed: whole, runBytes: Number.POSITIVE_INFINITY };
   requireWhole(grid);
   const { token, cellByte } = gridPlace(grid, offset);
-  const edge = [zeroUntilToken, zeroFromToken].find((one) => token < one && one < grid.tokens) ?? grid.tokens;
+  const edge =
+    [zeroUntilToken, zeroFromToken].find((one) => token < one && one < grid.tokens) ?? grid.tokens;
   const cells = grid.tokenMajor ? 1 : edge - token;
   return {
     zeroed: token < zeroUntilToken || token >= zeroFromToken,
@@ -122,8 +135,8 @@ export function zeroingAt(
 }
 
 /**
- * The permutation as the contract has it (`[parts][heads][tokens of a part]` becomes `[heads][tokens]`, or `[tokens][heads]` in a
- * token-major cache), seen from the finished block.
+ * The permutation as the contract has it (`[parts][heads][tokens of a part]` becomes
+ * `[heads][tokens]`, or `[tokens][heads]` in a token-major cache), seen from the finished block.
  */
 export function originOf(grid: PassGrid, offset: number): Origin {
   requireWhole(grid);
@@ -136,5 +149,8 @@ export function originOf(grid: PassGrid, offset: number): Origin {
   const inPart = token - part * partTokens;
   const landed = (part * grid.heads + head) * partTokens + inPart;
   const together = grid.tokenMajor ? 1 : partTokens - inPart;
-  return { offset: landed * grid.cellBytes + cellByte, runBytes: together * grid.cellBytes - cellByte };
+  return {
+    offset: landed * grid.cellBytes + cellByte,
+    runBytes: together * grid.cellBytes - cellByte,
+  };
 }

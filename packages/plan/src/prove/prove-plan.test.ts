@@ -12,7 +12,11 @@ import { sampleRequests } from "./sample-requests.js";
 const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
 const wider = sampleRank({ kernelBlockSize: 32 });
 const plan = buildEngineTransferPlan({ ...samplePair(wider), remotes });
-const blocks: RequestBlocks = { localBlockIds: [[4, 2]], remoteBlockIds: [[7, 1, 3]], numTokens: 40 };
+const blocks: RequestBlocks = {
+  localBlockIds: [[4, 2]],
+  remoteBlockIds: [[7, 1, 3]],
+  numTokens: 40,
+};
 const request = planRequest(plan, blocks);
 const options = { remotes, numKvHeads: 4 };
 
@@ -37,14 +41,22 @@ const withReads = (
   change: (read: RequestPlan["reads"][number]) => Partial<RequestPlan["reads"][number]>,
 ): RequestPlan => ({
   ...request,
-  reads: request.reads.map((read, index) => (index === 0 ? withIds({ ...read, ...change(read) }) : read)),
+  reads: request.reads.map((read, index) =>
+    index === 0 ? withIds({ ...read, ...change(read) }) : read,
+  ),
 });
 
 test("a sound plan is proven, with the number of checked descriptors, requests and blocks", () => {
   const verdict = provePlan(plan, { ...options, requests: [{ blocks, plan: request }] });
   if (!verdict.proven) return expect.fail(verdict.fault.message);
-  // Two regions of 10 blocks: two sources, each with 20 local parts and 10 remote blocks of either region.
-  expect(verdict.extent).toEqual({ descriptors: 2 * (2 * 20 + 2 * 10), requests: 1, blocks: 4, patterns: 2 });
+  // Two regions of 10 blocks: two sources, each with 20 local parts and 10 remote blocks of either
+  // region.
+  expect(verdict.extent).toEqual({
+    descriptors: 2 * (2 * 20 + 2 * 10),
+    requests: 1,
+    blocks: 4,
+    patterns: 2,
+  });
   expect(verdict.assumed).toEqual([]);
   expect(verdict.statements.length).toBeGreaterThan(3);
 });
@@ -65,7 +77,10 @@ test("refuses a proof when the caches have fewer blocks than groups", () => {
 
 test("lists the engine's own conversions as assumed", () => {
   const repacked = buildEngineTransferPlan({
-    ...samplePair(sampleRank({ attentionBackend: "CPU_ATTN" }), sampleRank({ attentionBackend: "PLAIN" })),
+    ...samplePair(
+      sampleRank({ attentionBackend: "CPU_ATTN" }),
+      sampleRank({ attentionBackend: "PLAIN" }),
+    ),
     conversions: ["attention-order"],
   });
   const verdict = provePlan(repacked, {
@@ -73,7 +88,9 @@ test("lists the engine's own conversions as assumed", () => {
     numKvHeads: 4,
   });
   expect(verdict).toMatchObject({ proven: true });
-  expect(verdict.proven && verdict.assumed.join()).toMatch(/repacks .* PLAIN to CPU_ATTN.*masks tokens/);
+  expect(verdict.proven && verdict.assumed.join()).toMatch(
+    /repacks .* PLAIN to CPU_ATTN.*masks tokens/,
+  );
 });
 
 describe("reports the first fault and its place", () => {
@@ -109,7 +126,10 @@ describe("reports the first fault and its place", () => {
       localIds: read.localIds.slice(1),
       remoteIds: read.remoteIds.slice(1),
     }));
-    expect(faultOf({ request: fewer })).toMatchObject({ kind: "not-written", at: { region: "layer.0" } });
+    expect(faultOf({ request: fewer })).toMatchObject({
+      kind: "not-written",
+      at: { region: "layer.0" },
+    });
     const twice = withReads((read) => ({
       localIds: Int32Array.of(...read.localIds, read.localIds[0] ?? 0),
       remoteIds: Int32Array.of(...read.remoteIds, read.remoteIds[0] ?? 0),
@@ -118,14 +138,27 @@ describe("reports the first fault and its place", () => {
   });
 
   test("local or remote blocks of another request", () => {
-    const foreign = withReads((read) => ({ localIds: read.localIds.map((id, at) => (at === 0 ? 0 : id)) }));
-    expect(faultOf({ request: foreign })).toMatchObject({ kind: "foreign-write", at: { block: 0 } });
-    const stolen = withReads((read) => ({ remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 0 : id)) }));
-    expect(faultOf({ request: stolen })).toMatchObject({ kind: "wrong-source", at: { remoteBlock: 0 } });
+    const foreign = withReads((read) => ({
+      localIds: read.localIds.map((id, at) => (at === 0 ? 0 : id)),
+    }));
+    expect(faultOf({ request: foreign })).toMatchObject({
+      kind: "foreign-write",
+      at: { block: 0 },
+    });
+    const stolen = withReads((read) => ({
+      remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 0 : id)),
+    }));
+    expect(faultOf({ request: stolen })).toMatchObject({
+      kind: "wrong-source",
+      at: { remoteBlock: 0 },
+    });
     const beyond = withReads((read) => ({
       remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 999 : id)),
     }));
-    expect(faultOf({ request: beyond })).toMatchObject({ kind: "descriptor-outside", at: { id: 999 } });
+    expect(faultOf({ request: beyond })).toMatchObject({
+      kind: "descriptor-outside",
+      at: { id: 999 },
+    });
   });
 
   test("a tail that is not cleared, or cleared too far", () => {
@@ -194,9 +227,14 @@ describe("reports the first fault and its place", () => {
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const rows = one.remoteTable.rows.slice();
     rows[8] = (rows[8] ?? 0) + 8;
-    const lists = one.lists.map((list) => ({ ...list, remoteTable: { ...list.remoteTable, rows } }));
+    const lists = one.lists.map((list) => ({
+      ...list,
+      remoteTable: { ...list.remoteTable, rows },
+    }));
     const stepped = { ...plan, sources: [{ ...one, lists }, two] };
-    expect(faultOf({ plan: stepped })).toMatchObject({ kind: expect.stringMatching(/^descriptor-/) });
+    expect(faultOf({ plan: stepped })).toMatchObject({
+      kind: expect.stringMatching(/^descriptor-/),
+    });
   });
 
   test("a request with a repeated remote block", () => {
@@ -209,7 +247,10 @@ describe("reports the first fault and its place", () => {
 describe("notifications, over all local ranks", () => {
   const small = [0, 1, 2, 3].map((tpRank) => sampleRank({ tpRank, tpSize: 4 }));
   const plans = small.map((local) =>
-    buildEngineTransferPlan({ ...samplePair(local), remotes: [remotes[local.tpRank >> 1] as RankGeometry] }),
+    buildEngineTransferPlan({
+      ...samplePair(local),
+      remotes: [remotes[local.tpRank >> 1] as RankGeometry],
+    }),
   );
   const asked: RequestBlocks = { localBlockIds: [[1]], remoteBlockIds: [[2]], numTokens: 16 };
   const requests = plans.map((one) => planRequest(one, asked));

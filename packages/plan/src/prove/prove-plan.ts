@@ -30,8 +30,8 @@ export interface ProveOptions {
   /** KV heads of each group, where groups differ. @default numKvHeads */
   readonly groupKvHeads?: readonly number[] | undefined;
   /**
-   * The copies between a device and the registered memory, on either side: the proof then goes from device to device. All ranks of an engine have the
-   * same. @default undefined
+   * The copies between a device and the registered memory, on either side: the proof then goes from
+   * device to device. All ranks of an engine have the same. @default undefined
    */
   readonly staging?:
     | { readonly local?: StagingLayout | undefined; readonly remote?: StagingLayout | undefined }
@@ -42,22 +42,32 @@ export interface ProveOptions {
 
 /** Options of `proveEnginePlans`. */
 export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
-  /** Requests to prove, each with its request plans by local rank. @default `sampleRequests`, and the results of `planRequest` */
+  /**
+   * Requests to prove, each with its request plans by local rank. @default `sampleRequests`, and
+   * the results of `planRequest`
+   */
   readonly requests?:
-    | readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] | undefined }[]
+    | readonly {
+        readonly blocks: RequestBlocks;
+        readonly plans?: readonly RequestPlan[] | undefined;
+      }[]
     | undefined;
 }
 
 /**
- * Proves that the plan of one local rank is right, or returns the first fault. The proof reads the plan's tables and the ids of the requests, and judges them
- * by the geometries of both sides and by their layouts; it uses no code that built the plan. A fault is a result, not an error. Errors: those of
- * `planRequest` and `sampleRequests`.
+ * Proves that the plan of one local rank is right, or returns the first fault. The proof reads the
+ * plan's tables and the ids of the requests, and judges them by the geometries of both sides and by
+ * their layouts; it uses no code that built the plan. A fault is a result, not an error. Errors:
+ * those of `planRequest` and `sampleRequests`.
  */
 export function provePlan(plan: EngineTransferPlan, options: ProveOptions): ProofResult {
   return judged(
     () => {
       const requests = (options.requests ?? sampleRequests(plan)).map(
-        ({ blocks, plan: given }: ProofRequest) => ({ blocks, plans: [given ?? planRequest(plan, blocks)] }),
+        ({ blocks, plan: given }: ProofRequest) => ({
+          blocks,
+          plans: [given ?? planRequest(plan, blocks)],
+        }),
       );
       for (const request of requests) notifiedRanks(plan, request.plans[0] as RequestPlan);
       return proveAll([plan], options, requests);
@@ -68,8 +78,9 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Proo
 }
 
 /**
- * `provePlan` for all ranks of a local engine against one remote engine. It also proves that each remote rank gets exactly the notifications that it
- * awaits. `plans` has one plan per local rank. Errors: those of `planRequest` and `sampleRequests`.
+ * `provePlan` for all ranks of a local engine against one remote engine. It also proves that each
+ * remote rank gets exactly the notifications that it awaits. `plans` has one plan per local rank.
+ * Errors: those of `planRequest` and `sampleRequests`.
  */
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
@@ -79,10 +90,12 @@ export function proveEnginePlans(
     () => {
       const [first] = plans;
       const samples = options.requests ?? (first === undefined ? [] : sampleRequests(first));
-      const requests = samples.map((sample: { blocks: RequestBlocks; plans?: readonly RequestPlan[] }) => ({
-        blocks: sample.blocks,
-        plans: sample.plans ?? plans.map((plan) => planRequest(plan, sample.blocks)),
-      }));
+      const requests = samples.map(
+        (sample: { blocks: RequestBlocks; plans?: readonly RequestPlan[] }) => ({
+          blocks: sample.blocks,
+          plans: sample.plans ?? plans.map((plan) => planRequest(plan, sample.blocks)),
+        }),
+      );
       const extent = proveAll(plans, options, requests);
       for (const request of requests) proveNotifications(plans, options.remotes, request.plans);
       return extent;
@@ -138,7 +151,12 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
         const contents = regionContents.sources[index];
         const other = rank.regions[regionContents.remoteRegions[index] ?? -1];
         if (staging.remote === undefined || contents === undefined || other === undefined) continue;
-        proveStage(staging.remote, { owner: `remote rank ${rank.tpRank}`, rank, region: other, contents });
+        proveStage(staging.remote, {
+          owner: `remote rank ${rank.tpRank}`,
+          rank,
+          region: other,
+          contents,
+        });
       }
     }
   }
@@ -189,7 +207,9 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
         `the engine repacks the inside of a head from ${plan.remote.attentionBackend} to ${plan.local.attentionBackend}`,
       );
     if (plan.uncovered === "zeroed" && hasCompressedCells(plan))
-      assumed.add("the engine masks tokens beyond a request's last in the last block of compressed latents");
+      assumed.add(
+        "the engine masks tokens beyond a request's last in the last block of compressed latents",
+      );
     if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
   }
   return [...assumed];

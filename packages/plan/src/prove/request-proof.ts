@@ -3,7 +3,11 @@ import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.j
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
 import { blockBytes } from "./contents/block-contents.js";
 import { cacheSemantics, regionsHolding } from "./contents/cache-semantics.js";
-import { contentsOfRegion, type ProofSubject, type RegionContents } from "./contents/proof-subject.js";
+import {
+  contentsOfRegion,
+  type ProofSubject,
+  type RegionContents,
+} from "./contents/proof-subject.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
 import { type NeededTokens, neededTokens } from "./needed-tokens.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
@@ -12,7 +16,9 @@ import { fail } from "./proof-result.js";
 /** Patterns that are proven already. The requests of one plan share them. */
 export type ProvenPatterns = Set<string>;
 
-/** Proves one request of one plan; returns the number of destination blocks, counted in each region. */
+/**
+ * Proves one request of one plan; returns the number of destination blocks, counted in each region.
+ */
 export function proveRequest(
   subject: ProofSubject,
   blocks: RequestBlocks,
@@ -44,9 +50,11 @@ export function proveRequest(
       const lengthBytes = blockBytes(own, contents.local);
       for (const [position, block] of demand.local.blocks.entries()) {
         const begin = demand.local.tokens[position] as number;
-        const within = (token: number) => Math.max(0, Math.min(contents.local.tokens, token - begin));
+        const within = (token: number) =>
+          Math.max(0, Math.min(contents.local.tokens, token - begin));
         const neededTo = within(demand.endToken);
-        // The pass does not zero a part of a block that is known as a whole only; the engine masks it.
+        // The pass does not zero a part of a block that is known as a whole only; the engine masks
+        // it.
         const isPart = contents.local.tokensPerStep > 1 && neededTo > 0;
         const pass = passes.get(demand)?.get(block) ?? UNTOUCHED;
         const pattern: BlockPattern = {
@@ -98,9 +106,13 @@ function passesOf(
   const groups = request.receivePass?.groups ?? [];
   for (const { group } of groups) {
     if (!demands.some((demand) => demand.group === group))
-      fail("receive-pass", `the receive pass names group ${group}, of which the request fills nothing`, {
-        group,
-      });
+      fail(
+        "receive-pass",
+        `the receive pass names group ${group}, of which the request fills nothing`,
+        {
+          group,
+        },
+      );
     if (groups.filter((pass) => pass.group === group).length > 1)
       fail("receive-pass", `the receive pass names group ${group} more than once`, { group });
   }
@@ -120,7 +132,10 @@ function passesOf(
   );
 }
 
-/** The owner of each kernel block that is filled. Two groups of a request may not list the same block. */
+/**
+ * The owner of each kernel block that is filled. Two groups of a request may not list the same
+ * block.
+ */
 function ownersOf(
   { plan }: ProofSubject,
   regionContents: ReadonlyMap<NeededTokens, ReadonlyMap<number, RegionContents>>,

@@ -4,24 +4,34 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
 import { cacheSemantics, tokensInBlock } from "./contents/cache-semantics.js";
 
-/** The most logical blocks, of the side with the larger ones: enough for every pattern, and few enough to be quick. */
+/**
+ * The most logical blocks, of the side with the larger ones: enough for every pattern, and few
+ * enough to be quick.
+ */
 const BLOCKS = 24;
 const FEWEST_BLOCKS = 3;
-/** The approximate number of descriptors of one sample. A block that is cut into many pieces has many. */
+/**
+ * The approximate number of descriptors of one sample. A block that is cut into many pieces has
+ * many.
+ */
 const DESCRIPTORS = 20_000;
 
 /**
- * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the pools, a partial last block, a prefix hit, and a window whose
- * first blocks the remote has freed. Errors: `KV_PLAN_INVALID` for caches that are too small for a request.
+ * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the
+ * pools, a partial last block, a prefix hit, and a window whose first blocks the remote has freed.
+ * Errors: `KV_PLAN_INVALID` for caches that are too small for a request.
  */
-export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
+export function sampleRequests(
+  plan: EngineTransferPlan,
+): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [
     logicalTokens(plan, plan.local, plan.remote),
     logicalTokens(plan, plan.remote, plan.local),
   ];
   const [localPool, remotePool] = [poolOf(plan.local), poolOf(plan.remote)];
   const groups = plan.groups.length;
-  const pieces = plan.segments.reduce((sum, segment) => sum + segment.localParts, 0) * plan.sources.length;
+  const pieces =
+    plan.segments.reduce((sum, segment) => sum + segment.localParts, 0) * plan.sources.length;
   const perBlock =
     pieces * Math.max(plan.local.physicalBlocksPerLogical, plan.remote.physicalBlocksPerLogical);
   const sampled = Math.max(FEWEST_BLOCKS, Math.min(BLOCKS, Math.floor(DESCRIPTORS / perBlock)));
@@ -41,14 +51,18 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   return tokens.flatMap((numTokens) =>
     [false, true].map((scattered) => {
       const table =
-        (rank: RankGeometry, other: RankGeometry, pool: number) => (kind: string, group: number) => {
+        (rank: RankGeometry, other: RankGeometry, pool: number) =>
+        (kind: string, group: number) => {
           const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
           const isTokenless = cacheSemantics(kind)?.lists === "last";
-          // The blocks of a window may be so small that the pool cannot hold the whole sequence: then as many as fit, from its end.
+          // The blocks of a window may be so small that the pool cannot hold the whole sequence:
+          // then as many as fit, from its end.
           const count = isTokenless
             ? 1
             : Math.min(Math.ceil(numTokens / blockTokens), Math.floor(pool / groups));
-          return scattered ? fromTheEnd(pool, groups, group, count) : consecutive(groups, group, count, pool);
+          return scattered
+            ? fromTheEnd(pool, groups, group, count)
+            : consecutive(groups, group, count, pool);
         };
       const { local, remote } = plan;
       const locals = plan.groups.map(table(local, remote, localPool));
@@ -78,7 +92,10 @@ function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: Rank
     (group) => cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence",
   );
   const tokens = whole.map((group) => tokensInBlock(rank, group, other));
-  return (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) * rank.physicalBlocksPerLogical;
+  return (
+    (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) *
+    rank.physicalBlocksPerLogical
+  );
 }
 
 function poolOf(rank: RankGeometry): number {

@@ -9,8 +9,14 @@ const HEADS = 4;
 /** K, or V, of one head and token; the sample's cells are both. */
 const ROW_BYTES = 4;
 
-/** A device with separate K and V arrays; the wire has K and V side by side. The device may be head-major or token-major. */
-function stageOf(rank: RankGeometry, order: "head-major" | "token-major" = "head-major"): StagingLayout {
+/**
+ * A device with separate K and V arrays; the wire has K and V side by side. The device may be
+ * head-major or token-major.
+ */
+function stageOf(
+  rank: RankGeometry,
+  order: "head-major" | "token-major" = "head-major",
+): StagingLayout {
   const heads = HEADS / rank.tpSize;
   const tokens = rank.kernelBlockSize;
   const planes = rank.regions.flatMap(({ name }) =>
@@ -26,7 +32,11 @@ function stageOf(rank: RankGeometry, order: "head-major" | "token-major" = "head
   const copies = planes.flatMap(({ cellBeginBytes }, plane): StagedCopy[] => {
     const piece = { plane, lengthBytes: ROW_BYTES, wireStrideBytes: 2 * ROW_BYTES };
     if (order === "head-major") {
-      const all = { deviceOffsetBytes: 0, deviceStrideBytes: ROW_BYTES, wireOffsetBytes: cellBeginBytes };
+      const all = {
+        deviceOffsetBytes: 0,
+        deviceStrideBytes: ROW_BYTES,
+        wireOffsetBytes: cellBeginBytes,
+      };
       return [{ ...piece, ...all, count: heads * tokens }];
     }
     return Array.from({ length: heads }, (_, head) => ({
@@ -52,7 +62,9 @@ test("proves staged copies from device to device in both orders", () => {
   for (const order of ["head-major", "token-major"] as const) {
     const found = verdict(stageOf(local, order));
     expect(found).toMatchObject({ proven: true });
-    expect(found.proven && found.statements.join()).toMatch(/staging: each byte of a block on the wire/);
+    expect(found.proven && found.statements.join()).toMatch(
+      /staging: each byte of a block on the wire/,
+    );
     expect(found.proven && found.assumed).toContain(
       "both copies pair a device block with the same pool block",
     );
@@ -67,7 +79,11 @@ const withCopy = (change: (copy: StagedCopy) => Partial<StagedCopy>): StagingLay
 const cells = HEADS * 32;
 
 test.each<[string, StagingLayout, RegExp]>([
-  ["a piece is left out", withCopy(() => ({ count: cells - 1 })), /are moved by nothing|of the 1024 bytes/],
+  [
+    "a piece is left out",
+    withCopy(() => ({ count: cells - 1 })),
+    /are moved by nothing|of the 1024 bytes/,
+  ],
   [
     "a piece too many is moved",
     withCopy(() => ({ count: cells + 1 })),
@@ -82,7 +98,10 @@ test.each<[string, StagingLayout, RegExp]>([
     "K and V are exchanged",
     {
       ...sound,
-      planes: sound.planes.map((plane) => ({ ...plane, cellBeginBytes: ROW_BYTES - plane.cellBeginBytes })),
+      planes: sound.planes.map((plane) => ({
+        ...plane,
+        cellBeginBytes: ROW_BYTES - plane.cellBeginBytes,
+      })),
     },
     /byte 0 of the cell; the device has head 0, token 0, byte 4/,
   ],
@@ -128,5 +147,8 @@ test.each<[string, StagingLayout, RegExp]>([
 test("reports a fault of the remote's staging with the remote rank", () => {
   const spoiled = { ...remote, copies: remote.copies.slice(1) };
   const found = provePlan(plan, { remotes, numKvHeads: HEADS, staging: { remote: spoiled } });
-  expect(found).toMatchObject({ proven: false, fault: { kind: "stage", at: { stage: "remote rank 0" } } });
+  expect(found).toMatchObject({
+    proven: false,
+    fault: { kind: "stage", at: { stage: "remote rank 0" } },
+  });
 });

@@ -21,9 +21,10 @@ interface Piece {
 }
 
 /**
- * Proves that a stage neither loses nor mixes bytes. Within a block each byte of the wire that is not padding is one byte of the device, of the same head, token
- * and place within the cell, and each byte of the device is one of the wire. So a proof of wire blocks holds for device blocks, with a stage on either
- * side or on both.
+ * Proves that a stage neither loses nor mixes bytes. Within a block each byte of the wire that is
+ * not padding is one byte of the device, of the same head, token and place within the cell, and
+ * each byte of the device is one of the wire. So a proof of wire blocks holds for device blocks,
+ * with a stage on either side or on both.
  */
 export function proveStage(stage: StagingLayout, staged: StagedRegion): void {
   const { owner, region, contents } = staged;
@@ -84,7 +85,10 @@ function coverOnce(
   });
 }
 
-/** The contents of a plane's block: the heads and tokens of the wire block in the plane's order, with the plane's part of each cell. */
+/**
+ * The contents of a plane's block: the heads and tokens of the wire block in the plane's order,
+ * with the plane's part of each cell.
+ */
 function contentsOfPlane(
   plane: StagedPlane,
   wire: Tile,
@@ -93,7 +97,9 @@ function contentsOfPlane(
 ): BlockContents {
   const { cellBytes, cellBeginBytes } = plane;
   const order = plane.order === "head-major" ? ["head", "token"] : ["token", "head"];
-  const axes = [...wire.axes].sort((one, other) => order.indexOf(one.axis) - order.indexOf(other.axis));
+  const axes = [...wire.axes].sort(
+    (one, other) => order.indexOf(one.axis) - order.indexOf(other.axis),
+  );
   const cells = axes.reduce((product, { size }) => product * size, 1);
   if (cells * cellBytes !== plane.blockLengthBytes) {
     fail(
@@ -113,7 +119,10 @@ function contentsOfPlane(
   return { ...contents, tiles: [tile] };
 }
 
-/** Proves cell by cell that the bytes of a piece have the same contents on the device and on the wire. */
+/**
+ * Proves cell by cell that the bytes of a piece have the same contents on the device and on the
+ * wire.
+ */
 function followPiece(
   piece: Piece,
   device: BlockContents,
@@ -124,7 +133,11 @@ function followPiece(
     const [here, there] = [placeAt(device, piece.device + into), placeAt(wire, piece.wire + into)];
     if (here === undefined || there === undefined)
       fail("stage", "a stage moves bytes beyond a block", { ...at, offset: piece.wire + into });
-    else if (here.head !== there.head || here.token !== there.token || here.cellByte !== there.cellByte) {
+    else if (
+      here.head !== there.head ||
+      here.token !== there.token ||
+      here.cellByte !== there.cellByte
+    ) {
       fail(
         "stage",
         `byte ${piece.wire + into} of a wire block is head ${there.head}, token ${there.token}, byte ${there.cellByte} of the cell; the device ` +

@@ -17,9 +17,11 @@ interface SegmentSide {
 }
 
 /**
- * Proves for all tables of a plan, and for every block, that the indexing gives each block of each segment a descriptor, and that a part has the same place within
- * every block. So the proof of a sampled request holds for any blocks. Descriptors of a row are evenly spaced: where all blocks of a part are in one row, three of
- * them (first, second, last) decide for all. Returns the number of descriptors.
+ * Proves for all tables of a plan, and for every block, that the indexing gives each block of each
+ * segment a descriptor, and that a part has the same place within every block. So the proof of a
+ * sampled request holds for any blocks. Descriptors of a row are evenly spaced: where all blocks of
+ * a part are in one row, three of them (first, second, last) decide for all. Returns the number of
+ * descriptors.
  */
 export function proveTables(subject: ProofSubject): number {
   const { plan, remotes, localLookups, remoteLookups } = subject;
@@ -43,9 +45,13 @@ export function proveTables(subject: ProofSubject): number {
         remote === undefined ||
         remoteRegion === undefined
       ) {
-        fail("descriptor-step", `segment ${number} of the source at rank ${rank.tpRank} has no descriptors`, {
-          segment: number,
-        });
+        fail(
+          "descriptor-step",
+          `segment ${number} of the source at rank ${rank.tpRank} has no descriptors`,
+          {
+            segment: number,
+          },
+        );
       }
       proveSide({
         owner: "local",

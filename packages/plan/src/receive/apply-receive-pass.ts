@@ -4,7 +4,9 @@ import { orderOfLayout } from "../geometry/layout.js";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import type { ReceivePass, ReceivePassGroup } from "../request/request-plan-types.js";
 
-/** The inside of a block: `heads` × `tokens` cells of `cellBytes` (K and V of one head and token). */
+/**
+ * The inside of a block: `heads` × `tokens` cells of `cellBytes` (K and V of one head and token).
+ */
 interface BlockShape {
   readonly heads: number;
   readonly tokens: number;
@@ -25,9 +27,10 @@ interface PassPlace {
 }
 
 /**
- * Puts received blocks in order and zeroes uncovered tokens, in place. `regionBytes[i]` is a view of local region `i` from its base address on, padding
- * included. Call it once, after all reads of the request have landed. Errors: `KV_PLAN_INVALID` when a view is too short, a block does not divide into
- * its heads and tokens, or the pass belongs to another plan.
+ * Puts received blocks in order and zeroes uncovered tokens, in place. `regionBytes[i]` is a view
+ * of local region `i` from its base address on, padding included. Call it once, after all reads of
+ * the request have landed. Errors: `KV_PLAN_INVALID` when a view is too short, a block does not
+ * divide into its heads and tokens, or the pass belongs to another plan.
  */
 export function applyReceivePass(
   plan: EngineTransferPlan,
@@ -38,7 +41,10 @@ export function applyReceivePass(
     const { index, region } = place;
     const bytes = regionBytes[index];
     if (bytes === undefined)
-      throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes is given`);
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `region ${index} of the plan: no view of its bytes is given`,
+      );
     requireLength(region, bytes);
     if (group.permuteBlockIds.length > 0) permuteBlocks(place, group.permuteBlockIds, bytes);
     forUncovered(place, group, (offset, length) => void bytes.fill(0, offset, offset + length));
@@ -46,8 +52,10 @@ export function applyReceivePass(
 }
 
 /**
- * The bytes that `applyReceivePass` zeroes: rows `[offsetBytes, lengthBytes]` from the base of a local region, by the region's index. For memory that this
- * process cannot address. Errors: as `applyReceivePass`; `KV_PLAN_INVALID` for a pass that orders blocks, which only `applyReceivePass` does.
+ * The bytes that `applyReceivePass` zeroes: rows `[offsetBytes, lengthBytes]` from the base of a
+ * local region, by the region's index. For memory that this process cannot address. Errors: as
+ * `applyReceivePass`; `KV_PLAN_INVALID` for a pass that orders blocks, which only
+ * `applyReceivePass` does.
  */
 export function uncoveredRuns(
   plan: EngineTransferPlan,
@@ -73,7 +81,10 @@ function* placesOf(plan: EngineTransferPlan, pass: ReceivePass) {
     const regions = plan.regionsOfGroup[group.group];
     const groupPlan = plan.groupPlans[group.group];
     if (regions === undefined || groupPlan === undefined)
-      throw new KvError("KV_PLAN_INVALID", `group ${group.group} of the receive pass is not in the plan`);
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `group ${group.group} of the receive pass is not in the plan`,
+      );
     const { sharedHeads } = groupPlan;
     const tokens = groupPlan.partTokens * groupPlan.localParts;
     for (const index of regions) {
@@ -93,7 +104,12 @@ function permuteBlocks(place: PassPlace, ids: Int32Array, bytes: Uint8Array): vo
   const landed = new Uint8Array(region.blockLengthBytes);
   for (const id of ids) {
     const start = id * region.blockStrideBytes;
-    permuteBlock(bytes.subarray(start, start + region.blockLengthBytes), landed, shape, plan.blockSizeRatio);
+    permuteBlock(
+      bytes.subarray(start, start + region.blockLengthBytes),
+      landed,
+      shape,
+      plan.blockSizeRatio,
+    );
   }
 }
 
@@ -113,7 +129,12 @@ function forUncovered(place: PassPlace, group: ReceivePassGroup, add: AddRun): v
     const start = (id: number) => id * region.blockStrideBytes + offsetBytes;
     const shape = blockShape(place, lengthBytes);
     if (leadingBlock !== undefined && shape !== undefined)
-      forTokens(start(leadingBlock.blockId), shape, { from: 0, until: leadingBlock.untilToken }, add);
+      forTokens(
+        start(leadingBlock.blockId),
+        shape,
+        { from: 0, until: leadingBlock.untilToken },
+        add,
+      );
     if (partialBlock !== undefined && shape !== undefined) {
       const { blockId, fromToken } = partialBlock;
       forTokens(start(blockId), shape, { from: fromToken, until: shape.tokens }, add);
@@ -122,8 +143,16 @@ function forUncovered(place: PassPlace, group: ReceivePassGroup, add: AddRun): v
   }
 }
 
-/** From `[parts][heads][tokens of a part]` to `[heads][tokens]`, or to `[tokens][heads]` for a token-major cache. */
-function permuteBlock(block: Uint8Array, landed: Uint8Array, shape: BlockShape, parts: number): void {
+/**
+ * From `[parts][heads][tokens of a part]` to `[heads][tokens]`, or to `[tokens][heads]` for a
+ * token-major cache.
+ */
+function permuteBlock(
+  block: Uint8Array,
+  landed: Uint8Array,
+  shape: BlockShape,
+  parts: number,
+): void {
   const { heads, tokens, cellBytes, tokenMajor } = shape;
   landed.set(block);
   const partTokens = tokens / parts;
@@ -132,7 +161,10 @@ function permuteBlock(block: Uint8Array, landed: Uint8Array, shape: BlockShape, 
   for (let part = 0; part < parts; part++) {
     for (let head = 0; head < heads; head++) {
       if (!tokenMajor) {
-        block.set(landed.subarray(from, from + runBytes), (head * tokens + part * partTokens) * cellBytes);
+        block.set(
+          landed.subarray(from, from + runBytes),
+          (head * tokens + part * partTokens) * cellBytes,
+        );
         from += runBytes;
         continue;
       }
@@ -159,7 +191,10 @@ function forTokens(
     add(offsetBytes + (head * tokens + from) * cellBytes, (until - from) * cellBytes);
 }
 
-/** The shape of a block; undefined for blocks whose cells hold several tokens each (compressed latents): the engine masks those. */
+/**
+ * The shape of a block; undefined for blocks whose cells hold several tokens each (compressed
+ * latents): the engine masks those.
+ */
 function blockShape(place: PassPlace, lengthBytes: number): BlockShape | undefined {
   const { plan, index, region, tokens, sharedHeads } = place;
   const isOwn = region.numKvHeads !== undefined || region.replicated === true;

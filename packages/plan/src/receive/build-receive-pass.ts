@@ -14,7 +14,11 @@ export function buildReceivePass(
   const { validTokens } = pairs;
   // A state or a scratch block has no tokens to order or zero.
   if (validTokens === undefined) return undefined;
-  const { localPerLogical: perLogical, localParts, partTokens } = plan.groupPlans[group] as GroupPlan;
+  const {
+    localPerLogical: perLogical,
+    localParts,
+    partTokens,
+  } = plan.groupPlans[group] as GroupPlan;
   const kernelTokens = partTokens * localParts;
   const kernelBlock = (index: number) =>
     (localIds[Math.floor(index / perLogical)] ?? 0) * perLogical + (index % perLogical);

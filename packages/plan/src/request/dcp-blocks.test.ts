@@ -28,7 +28,10 @@ function planOf({
   const theirs = { tpSize: 2, dcpSize: 2, ...remote };
   const regions = (rank: RankGeometry) => ({
     ...rank,
-    regions: groups.length === 1 ? rank.regions : rank.regions.map((one, groupId) => ({ ...one, groupId })),
+    regions:
+      groups.length === 1
+        ? rank.regions
+        : rank.regions.map((one, groupId) => ({ ...one, groupId })),
   });
   return buildEngineTransferPlan({
     local: regions(sampleRank({ blockLengthBytes: 1024, ...local })),
@@ -38,7 +41,9 @@ function planOf({
       const [mine, rank] = [local.dcpSize ?? 1, local.tpRank ?? 0];
       return mine > dcpSize ? tpRank === rank % dcpSize : tpRank % mine === rank % mine;
     }),
-    ...{ numKvHeads: 1, groups, masksUncovered },
+    numKvHeads: 1,
+    groups,
+    masksUncovered,
   });
 }
 
@@ -73,24 +78,40 @@ describe("local rank without DCP, remote DCP 2", () => {
 
   test("skips a prefix hit of two blocks, and full blocks need no pass", () => {
     const blocks = {
-      ...{ localBlockIds: [[7, 8, 9]], remoteBlockIds: [[1, 2, 3]], numTokens: 80, localComputedBlocks: [2] },
+      localBlockIds: [[7, 8, 9]],
+      remoteBlockIds: [[1, 2, 3]],
+      numTokens: 80,
+      localComputedBlocks: [2],
     };
-    expect(pairsOf(planOf(), blocks)).toStrictEqual({ rows: [[[7, 2, 1, 9, 3, 1]], [[8, 2, 1]]], pass: [] });
+    expect(pairsOf(planOf(), blocks)).toStrictEqual({
+      rows: [[[7, 2, 1, 9, 3, 1]], [[8, 2, 1]]],
+      pass: [],
+    });
   });
 
   test("orders the rows by local block", () => {
     const blocks = { localBlockIds: [[9, 0, 3, 1, 4]], remoteBlockIds: [[5, 1, 2]], numTokens: 80 };
-    expect(pairsOf(planOf(), blocks).rows).toStrictEqual([[[3, 1, 2, 9, 5, 1]], [[0, 5, 1, 1, 1, 1]]]);
+    expect(pairsOf(planOf(), blocks).rows).toStrictEqual([
+      [[3, 1, 2, 9, 5, 1]],
+      [[0, 5, 1, 1, 1, 1]],
+    ]);
   });
 
   test("a source without blocks has nothing to read", () => {
-    expect(pairsOf(planOf(), { localBlockIds: [[4]], remoteBlockIds: [[1]], numTokens: 16 })).toStrictEqual({
-      ...{ rows: [[[4, 1, 1]], [undefined]], pass: [] },
+    expect(
+      pairsOf(planOf(), { localBlockIds: [[4]], remoteBlockIds: [[1]], numTokens: 16 }),
+    ).toStrictEqual({
+      rows: [[[4, 1, 1]], [undefined]],
+      pass: [],
     });
   });
 
   test("zeroes the blocks that the remote lacks when numTokens is unknown", () => {
-    const blocks = { localBlockIds: [[5, 6, 7, 8]], remoteBlockIds: [[1]], localComputedBlocks: [0] };
+    const blocks = {
+      localBlockIds: [[5, 6, 7, 8]],
+      remoteBlockIds: [[1]],
+      localComputedBlocks: [0],
+    };
     expect(pairsOf(planOf(), blocks)).toStrictEqual({
       rows: [[[5, 1, 1]], [[6, 1, 1]]],
       pass: [{ group: 0, zero: [7, 8] }],
@@ -111,10 +132,12 @@ describe("local rank without DCP, remote DCP 2", () => {
     const rows = [[[6, 2, 2]], [[8, 2, 2]]];
     // Block 4 holds the tokens from 32 on, 16 in each of its kernel blocks.
     expect(pairsOf(plan, { ...blocks, numTokens: 50 })).toStrictEqual({
-      ...{ rows, pass: [{ group: 0, zero: [], partialBlock: { blockId: 9, fromToken: 2 } }] },
+      rows,
+      pass: [{ group: 0, zero: [], partialBlock: { blockId: 9, fromToken: 2 } }],
     });
     expect(pairsOf(plan, { ...blocks, numTokens: 40 })).toStrictEqual({
-      ...{ rows, pass: [{ group: 0, zero: [9], partialBlock: { blockId: 8, fromToken: 8 } }] },
+      rows,
+      pass: [{ group: 0, zero: [9], partialBlock: { blockId: 8, fromToken: 8 } }],
     });
     expect(pairsOf(plan, { ...blocks, numTokens: 48 })).toStrictEqual({
       rows,
@@ -138,17 +161,17 @@ describe("local rank without DCP, remote DCP 2", () => {
   test("leaves out groups without blocks, and keeps block ids per group", () => {
     const plan = planOf({ groups: ["mla", "mla"] });
     const blocks = {
-      ...{ localBlockIds: [[], [2, 3]], remoteBlockIds: [[1], [7]], numTokens: 32 },
+      localBlockIds: [[], [2, 3]],
+      remoteBlockIds: [[1], [7]],
+      numTokens: 32,
       localComputedBlocks: [9, 0],
     };
     expect(pairsOf(plan, blocks)).toStrictEqual({
-      ...{
-        rows: [
-          [undefined, [2, 7, 1]],
-          [undefined, [3, 7, 1]],
-        ],
-        pass: [],
-      },
+      rows: [
+        [undefined, [2, 7, 1]],
+        [undefined, [3, 7, 1]],
+      ],
+      pass: [],
     });
     // The same number in two groups is two blocks.
     const both = { localBlockIds: [[2], [2]], remoteBlockIds: [[1], [7]], numTokens: 9 };
@@ -160,7 +183,11 @@ describe("local rank without DCP, remote DCP 2", () => {
         ],
         [undefined, undefined],
       ],
-      pass: [0, 1].map((group) => ({ group, zero: [], partialBlock: { blockId: 2, fromToken: 9 } })),
+      pass: [0, 1].map((group) => ({
+        group,
+        zero: [],
+        partialBlock: { blockId: 2, fromToken: 9 },
+      })),
     });
   });
 });
@@ -169,18 +196,21 @@ describe("DCP on both sides", () => {
   test("rank 1 of two reads the second slice", () => {
     // Blocks 1 and 3 of the sequence; the tokens from 48 on are in the latter.
     const plan = planOf({ local: { tpSize: 2, tpRank: 1, dcpSize: 2 } });
-    expect(pairsOf(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 3]], numTokens: 60 })).toStrictEqual(
-      {
-        rows: [[[5, 1, 1, 6, 3, 1]]],
-        pass: [{ group: 0, zero: [], partialBlock: { blockId: 6, fromToken: 12 } }],
-      },
-    );
+    expect(
+      pairsOf(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 3]], numTokens: 60 }),
+    ).toStrictEqual({
+      rows: [[[5, 1, 1, 6, 3, 1]]],
+      pass: [{ group: 0, zero: [], partialBlock: { blockId: 6, fromToken: 12 } }],
+    });
   });
 
   test("zeroes the slice's blocks after the last token instead of reading them", () => {
     // 40 tokens are blocks 0, 1 and half of 2.
     const blocks = {
-      ...{ localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 3]], numTokens: 40, localComputedBlocks: [0] },
+      localBlockIds: [[5, 6, 7]],
+      remoteBlockIds: [[1, 3]],
+      numTokens: 40,
+      localComputedBlocks: [0],
     };
     const ranks = [0, 1].map((tpRank) =>
       pairsOf(planOf({ local: { tpSize: 2, tpRank, dcpSize: 2 } }), blocks),
@@ -195,10 +225,14 @@ describe("DCP on both sides", () => {
   });
 
   test("after a prefix hit, the partial block is the last one of the rank's slice", () => {
-    // One computed block of rank 1 is block 1 of the sequence; block 3 is wanted, and begins at token 48.
+    // One computed block of rank 1 is block 1 of the sequence; block 3 is wanted, and begins at
+    // token 48.
     const plan = planOf({ local: { tpSize: 2, tpRank: 1, dcpSize: 2 } });
     const blocks = {
-      ...{ localBlockIds: [[6]], remoteBlockIds: [[1, 3]], numTokens: 53, localComputedBlocks: [1] },
+      localBlockIds: [[6]],
+      remoteBlockIds: [[1, 3]],
+      numTokens: 53,
+      localComputedBlocks: [1],
     };
     expect(pairsOf(plan, blocks)).toStrictEqual({
       rows: [[[6, 3, 1]]],
@@ -207,10 +241,13 @@ describe("DCP on both sides", () => {
   });
 
   test("with several DCP groups, a rank's slice is its position in its group", () => {
-    // Rank 3 of four here is the second of its group, and reads the second of the remote's second group.
+    // Rank 3 of four here is the second of its group, and reads the second of the remote's second
+    // group.
     const plan = planOf({ local: { tpSize: 4, tpRank: 3, dcpSize: 2 }, remote: { tpSize: 4 } });
     expect(plan.sources.map(({ remoteRank }) => remoteRank)).toStrictEqual([3]);
-    expect(pairsOf(plan, { localBlockIds: [[5]], remoteBlockIds: [[1]], numTokens: 20 })).toStrictEqual({
+    expect(
+      pairsOf(plan, { localBlockIds: [[5]], remoteBlockIds: [[1]], numTokens: 20 }),
+    ).toStrictEqual({
       rows: [[[5, 1, 1]]],
       pass: [{ group: 0, zero: [], partialBlock: { blockId: 5, fromToken: 4 } }],
     });
@@ -220,9 +257,24 @@ describe("DCP on both sides", () => {
 describe("without a known prefix hit, both lists end at the same block", () => {
   const slice = planOf({ local: { tpSize: 2, dcpSize: 2 } });
   test.each<[string, EngineTransferPlan, RequestBlocks, number]>([
-    ["no DCP here", planOf(), { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 3],
-    ["DCP on both sides", slice, { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 1],
-    ["DCP on both sides, tokens unknown", slice, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] }, 2],
+    [
+      "no DCP here",
+      planOf(),
+      { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 },
+      3,
+    ],
+    [
+      "DCP on both sides",
+      slice,
+      { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 },
+      1,
+    ],
+    [
+      "DCP on both sides, tokens unknown",
+      slice,
+      { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] },
+      2,
+    ],
   ])("%s", (_what, plan, blocks, computed) => {
     const told = { ...blocks, localComputedBlocks: [computed] };
     expect(pairsOf(plan, blocks)).toStrictEqual(pairsOf(plan, told));
@@ -246,7 +298,11 @@ describe("refuses", () => {
 
   test("a repeated local block, filled by one source or by two", () => {
     const twice = (ids: readonly number[]) => () =>
-      pairsOf(planOf(), { localBlockIds: [ids], remoteBlockIds: [[1, 2]], numTokens: ids.length * 16 });
+      pairsOf(planOf(), {
+        localBlockIds: [ids],
+        remoteBlockIds: [[1, 2]],
+        numTokens: ids.length * 16,
+      });
     refused(twice([5, 6, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
     refused(twice([5, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
   });
@@ -259,9 +315,15 @@ describe("refuses", () => {
       "KV_BLOCKS_MISMATCH",
       /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: unknown/,
     );
-    refused(attempt({ ...lists, numTokens: 16 }), "KV_BLOCKS_MISMATCH", /2 local blocks.*tokens: 16/);
+    refused(
+      attempt({ ...lists, numTokens: 16 }),
+      "KV_BLOCKS_MISMATCH",
+      /2 local blocks.*tokens: 16/,
+    );
     expect(attempt({ ...lists, numTokens: 16 })).toThrow(
-      expect.objectContaining({ details: { group: 0, localBlocks: 2, remoteBlocks: 1, numTokens: 16 } }),
+      expect.objectContaining({
+        details: { group: 0, localBlocks: 2, remoteBlocks: 1, numTokens: 16 },
+      }),
     );
     // The remote's list has only its own slice, so its length does not give the start.
     refused(
@@ -274,7 +336,8 @@ describe("refuses", () => {
   test("a block that no source covers", () => {
     const plan = planOf();
     const half = { ...plan, sources: plan.sources.slice(0, 1) };
-    const attempt = () => pairsOf(half, { localBlockIds: [[5, 6]], remoteBlockIds: [[1]], numTokens: 32 });
+    const attempt = () =>
+      pairsOf(half, { localBlockIds: [[5, 6]], remoteBlockIds: [[1]], numTokens: 32 });
     refused(attempt, "KV_BLOCKS_MISMATCH", /group 0: no remote rank covers local block 6/);
   });
 });
@@ -283,15 +346,22 @@ function refusal(act: () => unknown): { code: string; message: string; details: 
   try {
     act();
   } catch (error) {
-    if (KvError.is(error)) return { code: error.code, message: error.message, details: error.details };
+    if (KvError.is(error))
+      return { code: error.code, message: error.message, details: error.details };
   }
   return expect.fail("nothing was refused");
 }
 
 describe("applyDcpPrefixCaching", () => {
-  /** Blocks of a rank's slice: position p of the sequence is on rank p mod size, and p is its block id here. */
+  /**
+   * Blocks of a rank's slice: position p of the sequence is on rank p mod size, and p is its block
+   * id here.
+   */
   const slice = (rank: number, size: number, blocks: number) =>
-    Array.from({ length: Math.max(0, Math.ceil((blocks - rank) / size)) }, (_, index) => rank + index * size);
+    Array.from(
+      { length: Math.max(0, Math.ceil((blocks - rank) / size)) },
+      (_, index) => rank + index * size,
+    );
 
   test("pairs blocks of equal positions for all DCP sizes, ranks and prefix hits", () => {
     let pairs = 0;
@@ -319,16 +389,23 @@ describe("applyDcpPrefixCaching", () => {
                 for (const known of [true, false]) {
                   const localIds = slice(localDcpRank, localDcpSize, blocks).slice(computed);
                   const given = {
-                    ...{ localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed },
+                    localDcpSize,
+                    localDcpRank,
+                    remoteDcpSize,
+                    localNumComputedBlocks: computed,
                     remoteRank: remoteDcpRank + copy * remoteDcpSize,
-                    // A pool gives whole blocks out: where the sequence's end is known they are not wanted.
+                    // A pool gives whole blocks out: where the sequence's end is known they are not
+                    // wanted.
                     localIds: known ? [...localIds, 900, 901] : localIds,
                     remoteIds: slice(remoteDcpRank, remoteDcpSize, blocks),
                   };
                   const both = localIds.filter((at) => at % remoteDcpSize === remoteDcpRank);
                   expect([
                     given,
-                    applyDcpPrefixCaching({ ...given, ...(known ? { numRemoteBlocks: blocks } : {}) }),
+                    applyDcpPrefixCaching({
+                      ...given,
+                      ...(known ? { numRemoteBlocks: blocks } : {}),
+                    }),
                   ]).toEqual([given, { localIds: both, remoteIds: both }]);
                   pairs += both.length;
                 }
@@ -348,7 +425,9 @@ describe("applyDcpPrefixCaching", () => {
       localIds: [7],
       remoteIds: [3],
     });
-    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [] }).remoteIds).toEqual([]);
+    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [] }).remoteIds).toEqual(
+      [],
+    );
     const equal = { ...apart, localDcpSize: 2, localNumComputedBlocks: 1 };
     expect(applyDcpPrefixCaching({ ...equal, localIds: [7, 8], remoteIds: [1, 2, 3] })).toEqual({
       localIds: [7, 8],
@@ -366,10 +445,20 @@ describe("applyDcpPrefixCaching", () => {
 
   test("ignores local blocks after the sequence, and refuses missing remote blocks before its end", () => {
     expect(
-      applyDcpPrefixCaching({ ...whole, localIds: [7, 8, 9], remoteIds: [1, 2, 3], numRemoteBlocks: 3 }),
+      applyDcpPrefixCaching({
+        ...whole,
+        localIds: [7, 8, 9],
+        remoteIds: [1, 2, 3],
+        numRemoteBlocks: 3,
+      }),
     ).toEqual({ localIds: [7, 8], remoteIds: [2, 3] });
     expect(
-      applyDcpPrefixCaching({ ...whole, localIds: [7, 8], remoteIds: [1, 2, 3], numRemoteBlocks: 1 }),
+      applyDcpPrefixCaching({
+        ...whole,
+        localIds: [7, 8],
+        remoteIds: [1, 2, 3],
+        numRemoteBlocks: 1,
+      }),
     ).toEqual({ localIds: [], remoteIds: [] });
     const short = { ...whole, localIds: [7, 8, 9], remoteIds: [1, 2] };
     expect(refusal(() => applyDcpPrefixCaching({ ...short, numRemoteBlocks: 4 }))).toEqual({

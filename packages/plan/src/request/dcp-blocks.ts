@@ -8,8 +8,10 @@ import type { RequestShape } from "./request-shape.js";
 import { addBlockRuns, noRuns, orderForRuns, type Runs } from "./runs.js";
 
 /**
- * The runs of a request in batches, by source. The blocks of a sequence go in turn to the ranks of a DCP group, so each source has different blocks. Adds
- * each group's receive pass to `pass`. (vLLM 0.33: `_apply_dcp_prefix_caching`, on logical blocks.) Errors: `KV_BLOCKS_MISMATCH`, `KV_BLOCKS_OUT_OF_RANGE`.
+ * The runs of a request in batches, by source. The blocks of a sequence go in turn to the ranks of
+ * a DCP group, so each source has different blocks. Adds each group's receive pass to `pass`. (vLLM
+ * 0.33: `_apply_dcp_prefix_caching`, on logical blocks.) Errors: `KV_BLOCKS_MISMATCH`,
+ * `KV_BLOCKS_OUT_OF_RANGE`.
  */
 export function pairDcp(
   plan: EngineTransferPlan,
@@ -19,7 +21,9 @@ export function pairDcp(
 ): readonly (readonly (Batch | undefined)[])[] {
   const [localDcpSize, remoteDcpSize] = [plan.local.dcpSize ?? 1, plan.remote.dcpSize ?? 1];
   const localDcpRank = plan.local.tpRank % localDcpSize;
-  const bySource = plan.sources.map(() => new Array<Runs | undefined>(shape.batchCount).fill(undefined));
+  const bySource = plan.sources.map(() =>
+    new Array<Runs | undefined>(shape.batchCount).fill(undefined),
+  );
   const given = Array.from({ length: shape.batchCount }, () => new Set<number>());
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
     if (localIds.length === 0) continue;
@@ -29,14 +33,17 @@ export function pairDcp(
     const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
     const computed = computedBlocks(plan, group, blocks);
     const sequenceBlocks =
-      blocks.numTokens === undefined ? undefined : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
+      blocks.numTokens === undefined
+        ? undefined
+        : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
     const per = partsPerLogical(groupPlan);
     const covered = new Set<number>();
     for (const [index, source] of plan.sources.entries()) {
       const matched = applyDcpPrefixCaching({
         localIds,
         remoteIds,
-        // The rank within its DCP group: several ranks hold the same slice where groups are smaller than the engine.
+        // The rank within its DCP group: several ranks hold the same slice where groups are smaller
+        // than the engine.
         remoteRank: source.remoteRank % remoteDcpSize,
         localDcpSize,
         localDcpRank,
@@ -59,7 +66,11 @@ export function pairDcp(
         count,
       });
     }
-    const own = groupPass(plan, group, localIds, { computed, covered, numTokens: blocks.numTokens });
+    const own = groupPass(plan, group, localIds, {
+      computed,
+      covered,
+      numTokens: blocks.numTokens,
+    });
     if (own !== undefined) pass.push(own);
   }
   return bySource.map((batches) =>
@@ -67,7 +78,10 @@ export function pairDcp(
   );
 }
 
-/** Local blocks before the first of the list: as given, or the number with which both lists end together. All ranks of a DCP group have the same list. */
+/**
+ * Local blocks before the first of the list: as given, or the number with which both lists end
+ * together. All ranks of a DCP group have the same list.
+ */
 function computedBlocks(plan: EngineTransferPlan, group: number, blocks: RequestBlocks): number {
   const given = blocks.localComputedBlocks?.[group];
   if (given !== undefined) return given;
@@ -75,7 +89,9 @@ function computedBlocks(plan: EngineTransferPlan, group: number, blocks: Request
   const { localBlockTokens } = groupPlans[group] as GroupPlan;
   const [dcpSize, remoteDcpSize] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   const { numTokens } = blocks;
-  const [wanted, held] = [blocks.localBlockIds, blocks.remoteBlockIds].map((ids) => ids[group]?.length ?? 0);
+  const [wanted, held] = [blocks.localBlockIds, blocks.remoteBlockIds].map(
+    (ids) => ids[group]?.length ?? 0,
+  );
   let whole: number | undefined;
   if (numTokens !== undefined) whole = Math.ceil(numTokens / (localBlockTokens * dcpSize));
   else if (dcpSize === remoteDcpSize) whole = held;
@@ -87,7 +103,10 @@ function computedBlocks(plan: EngineTransferPlan, group: number, blocks: Request
   );
 }
 
-/** Refuses a local block that is listed twice. The two may come from two sources, so the runs of one source would not show it. */
+/**
+ * Refuses a local block that is listed twice. The two may come from two sources, so the runs of one
+ * source would not show it.
+ */
 function requireNew(localIds: readonly number[], given: Set<number>): void {
   for (const id of localIds) {
     if (given.has(id))
@@ -96,7 +115,9 @@ function requireNew(localIds: readonly number[], given: Set<number>): void {
   }
 }
 
-/** The receive pass of a group: blocks that no source covers, and tokens beyond the request's last. */
+/**
+ * The receive pass of a group: blocks that no source covers, and tokens beyond the request's last.
+ */
 function groupPass(
   plan: EngineTransferPlan,
   group: number,
@@ -107,7 +128,9 @@ function groupPass(
     numTokens,
   }: { computed: number; covered: ReadonlySet<number>; numTokens: number | undefined },
 ): ReceivePassGroup | undefined {
-  const { localBlockTokens, localPerLogical, partTokens, localParts } = plan.groupPlans[group] as GroupPlan;
+  const { localBlockTokens, localPerLogical, partTokens, localParts } = plan.groupPlans[
+    group
+  ] as GroupPlan;
   const dcpSize = plan.local.dcpSize ?? 1;
   const dcpRank = plan.local.tpRank % dcpSize;
   const kernelTokens = partTokens * localParts;
@@ -117,7 +140,10 @@ function groupPass(
     const begin = ((computed + index) * dcpSize + dcpRank) * localBlockTokens;
     const wanted = Math.max(0, (numTokens ?? Number.POSITIVE_INFINITY) - begin);
     if (!covered.has(id) && wanted > 0 && numTokens !== undefined) {
-      throw mismatch(`group ${group}: no remote rank covers local block ${id}`, { group, block: id });
+      throw mismatch(`group ${group}: no remote rank covers local block ${id}`, {
+        group,
+        block: id,
+      });
     }
     const valid = covered.has(id) ? Math.min(wanted, localBlockTokens) : 0;
     for (let kernel = 0; kernel < localPerLogical; kernel++) {
@@ -127,7 +153,8 @@ function groupPass(
       else if (tokens < kernelTokens) partialBlock = { blockId, fromToken: tokens };
     }
   }
-  if (plan.uncovered !== "zeroed" || (zero.length === 0 && partialBlock === undefined)) return undefined;
+  if (plan.uncovered !== "zeroed" || (zero.length === 0 && partialBlock === undefined))
+    return undefined;
   return {
     group,
     permuteBlockIds: new Int32Array(0),
@@ -136,7 +163,10 @@ function groupPass(
   };
 }
 
-/** The slices of one sequence on a local and a remote rank. Its blocks go in turn to the ranks of a DCP group. */
+/**
+ * The slices of one sequence on a local and a remote rank. Its blocks go in turn to the ranks of a
+ * DCP group.
+ */
 export interface DcpSlices {
   /** Local blocks to fill. */
   readonly localIds: readonly number[];
@@ -152,27 +182,45 @@ export interface DcpSlices {
   readonly remoteDcpSize: number;
   /** Local blocks that a prefix hit supplies. */
   readonly localNumComputedBlocks: number;
-  /** Blocks of the whole sequence without allocation padding. Where it is given, every block of the sequence must be covered. */
+  /**
+   * Blocks of the whole sequence without allocation padding. Where it is given, every block of the
+   * sequence must be covered.
+   */
   readonly numRemoteBlocks?: number | undefined;
 }
 
 /**
- * Pairs the blocks of both slices that have the same position in the sequence (vLLM 0.33, `_apply_dcp_prefix_caching`). Errors: `KV_BLOCKS_MISMATCH` when
- * the remote blocks do not cover the local ones.
+ * Pairs the blocks of both slices that have the same position in the sequence (vLLM 0.33,
+ * `_apply_dcp_prefix_caching`). Errors: `KV_BLOCKS_MISMATCH` when the remote blocks do not cover
+ * the local ones.
  */
-export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; remoteIds: number[] } {
-  const { remoteIds, localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed } = slices;
+export function applyDcpPrefixCaching(slices: DcpSlices): {
+  localIds: number[];
+  remoteIds: number[];
+} {
+  const {
+    remoteIds,
+    localDcpSize,
+    localDcpRank,
+    remoteDcpSize,
+    localNumComputedBlocks: computed,
+  } = slices;
   const { localIds, numRemoteBlocks } = slices;
   const wanted =
     numRemoteBlocks === undefined
       ? localIds
-      : localIds.slice(0, Math.max(0, Math.ceil((numRemoteBlocks - localDcpRank) / localDcpSize) - computed));
+      : localIds.slice(
+          0,
+          Math.max(0, Math.ceil((numRemoteBlocks - localDcpRank) / localDcpSize) - computed),
+        );
   let local: number[];
   let remote: number[];
   if (localDcpSize <= remoteDcpSize) {
     const step = Math.floor(remoteDcpSize / localDcpSize);
     const phase =
-      localDcpSize === remoteDcpSize ? 0 : Math.floor((slices.remoteRank - localDcpRank) / localDcpSize);
+      localDcpSize === remoteDcpSize
+        ? 0
+        : Math.floor((slices.remoteRank - localDcpRank) / localDcpSize);
     const first = modulo(phase - computed, step);
     local = everyNth(wanted, first, step);
     remote = everyNth(remoteIds, Math.floor((computed + first - phase) / step), 1);
@@ -193,7 +241,10 @@ export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; 
   return { localIds: local.slice(0, matched), remoteIds: remote.slice(0, matched) };
 }
 
-/** Elements `start`, `start + step`, and so on. A negative start, which only ranks without overlap have, counts from the end. */
+/**
+ * Elements `start`, `start + step`, and so on. A negative start, which only ranks without overlap
+ * have, counts from the end.
+ */
 function everyNth(ids: readonly number[], start: number, step: number): number[] {
   const first = start < 0 ? Math.max(0, start + ids.length) : start;
   const picked: number[] = [];

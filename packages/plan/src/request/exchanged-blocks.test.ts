@@ -7,7 +7,9 @@ test("full attention: the sequence's blocks, without the next token's block and 
   const config = { groups: [{ kind: "full", layerNames: [] }], blockSize: 16 };
   expect(exchangedBlocks([ids(5)], config, { numTokens: 64 })).toEqual([[0, 1, 2, 3]]);
   expect(exchangedBlocks([ids(5)], config, { numTokens: 65 })).toEqual([[0, 1, 2, 3, 4]]);
-  expect(exchangedBlocks([ids(5)], config, { numTokens: 64, computedBlocks: [2] })).toEqual([[2, 3]]);
+  expect(exchangedBlocks([ids(5)], config, { numTokens: 64, computedBlocks: [2] })).toEqual([
+    [2, 3],
+  ]);
   expect(exchangedBlocks([ids(2)], config, { numTokens: 64, dcpSize: 4 })).toEqual([[0]]);
 });
 
@@ -28,7 +30,11 @@ test("a window: its last blocks and one more, counted in the group's own block s
 test("state: only the running state, without older or speculative ones", () => {
   const group = (speculativeBlocks?: number) => ({
     groups: [
-      { kind: "mamba", layerNames: [], ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }) },
+      {
+        kind: "mamba",
+        layerNames: [],
+        ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }),
+      },
     ],
     blockSize: 16,
   });

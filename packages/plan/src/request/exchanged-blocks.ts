@@ -1,7 +1,10 @@
 import type { BlockIds, KvCacheConfig } from "@kv/interface";
 import { cacheKind } from "../kinds/registry.js";
 
-/** Tokens in a logical block of each KV cache group. Cut lists of blocks by these, not by the `blockSize` of the whole cache. */
+/**
+ * Tokens in a logical block of each KV cache group. Cut lists of blocks by these, not by the
+ * `blockSize` of the whole cache.
+ */
 export function groupBlockTokens({
   groups,
   blockSize,
@@ -10,9 +13,11 @@ export function groupBlockTokens({
 }
 
 /**
- * The blocks of a request that one side sends to the other (vLLM 0.33, `get_exchange_clipped_blocks`): those with tokens of the request, without a block for
- * the token that is sampled next. Of a sliding window: the blocks that the window of the last token reaches. Of a state: the block after the last token.
- * `blockIds` are the request's block tables per group, by position in the sequence. Errors: `KV_PLAN_INVALID` for an unknown kind of cache.
+ * The blocks of a request that one side sends to the other (vLLM 0.33,
+ * `get_exchange_clipped_blocks`): those with tokens of the request, without a block for the token
+ * that is sampled next. Of a sliding window: the blocks that the window of the last token reaches.
+ * Of a state: the block after the last token. `blockIds` are the request's block tables per group,
+ * by position in the sequence. Errors: `KV_PLAN_INVALID` for an unknown kind of cache.
  */
 export function exchangedBlocks(
   blockIds: BlockIds,
@@ -31,7 +36,10 @@ export function exchangedBlocks(
       return ids.slice(0, ids.length - scratch).slice(-1);
     }
     const blockTokens = tokens[index] ?? config.blockSize;
-    const held = ids.slice(computedBlocks?.[index] ?? 0, Math.ceil(numTokens / (blockTokens * dcpSize)));
+    const held = ids.slice(
+      computedBlocks?.[index] ?? 0,
+      Math.ceil(numTokens / (blockTokens * dcpSize)),
+    );
     const { slidingWindowTokens } = group;
     if (extent !== "window" || slidingWindowTokens === undefined) return held;
     // One block more than the window's length: the window need not begin with a block.

@@ -18,21 +18,38 @@ function planOf({ windowBlock = BLOCK, groups = ["full", "swa"] }: Sides) {
   const rank = sampleRank();
   const regions = rank.regions.map((region, groupId) => {
     const blockLengthBytes = groupId === 0 ? region.blockLengthBytes : 4 * windowBlock * 8;
-    return { ...region, numBlocks: 20, groupId, blockLengthBytes, blockStrideBytes: blockLengthBytes };
+    return {
+      ...region,
+      numBlocks: 20,
+      groupId,
+      blockLengthBytes,
+      blockStrideBytes: blockLengthBytes,
+    };
   });
   const side = { ...rank, regions, groupBlockTokens: [BLOCK, windowBlock] };
   return buildEngineTransferPlan(samplePair(side, side, groups));
 }
 
-/** Lists of a vLLM engine with blocks for `allocated` tokens: a window's are cut to a length, whatever lies behind the last token. */
+/**
+ * Lists of a vLLM engine with blocks for `allocated` tokens: a window's are cut to a length,
+ * whatever lies behind the last token.
+ */
 const remoteLists = (allocated: number, windowBlock: number, groups: Sides["groups"]) => {
-  const positions = (tokens: number) => Array.from({ length: Math.ceil(allocated / tokens) }, (_, at) => at);
+  const positions = (tokens: number) =>
+    Array.from({ length: Math.ceil(allocated / tokens) }, (_, at) => at);
   const cut = (tokens: number) => positions(tokens).slice(-(Math.ceil(WINDOW / tokens) + 1));
   return [groups?.[0] === "swa" ? cut(BLOCK) : positions(BLOCK), cut(windowBlock)];
 };
 
-/** By position in the sequence: the window's local blocks that are filled, each from the remote block of the same tokens or not. */
-function filled(numTokens: number, lookAhead: number, { windowBlock = BLOCK, ...more }: Sides = {}) {
+/**
+ * By position in the sequence: the window's local blocks that are filled, each from the remote
+ * block of the same tokens or not.
+ */
+function filled(
+  numTokens: number,
+  lookAhead: number,
+  { windowBlock = BLOCK, ...more }: Sides = {},
+) {
   const config = {
     groups: [
       { kind: "full", layerNames: [] },
@@ -40,10 +57,13 @@ function filled(numTokens: number, lookAhead: number, { windowBlock = BLOCK, ...
     ],
     blockSize: BLOCK,
   };
-  const positions = (tokens: number) => Array.from({ length: Math.ceil(numTokens / tokens) }, (_, at) => at);
+  const positions = (tokens: number) =>
+    Array.from({ length: Math.ceil(numTokens / tokens) }, (_, at) => at);
   const plan = planOf({ windowBlock, ...more });
   const { reads } = planRequest(plan, {
-    localBlockIds: exchangedBlocks([positions(BLOCK), positions(windowBlock)], config, { numTokens }),
+    localBlockIds: exchangedBlocks([positions(BLOCK), positions(windowBlock)], config, {
+      numTokens,
+    }),
     remoteBlockIds: remoteLists(numTokens + lookAhead, windowBlock, more.groups),
     numTokens,
     localComputedBlocks: [0, 0],
@@ -89,7 +109,9 @@ describe("a window's list with look-ahead blocks behind the last token (vllm-asc
         "it holds tokens from 48 on, and the window may begin at 47",
     );
     // The window reaches the first token.
-    expect(refusal(() => filled(32, 17))).toMatch(/tokens from 16 on, and the window may begin at 0/);
+    expect(refusal(() => filled(32, 17))).toMatch(
+      /tokens from 16 on, and the window may begin at 0/,
+    );
   });
 
   test("blocks of another size than the group's that shows them are counted in tokens, or refused", () => {

@@ -13,9 +13,16 @@ interface Shape {
 }
 
 const groupPlan = ({ extent = "sequence", local = [1, 1], remote = [1, 1] }: Shape): GroupPlan => ({
-  ...{ kind: "full", extent, unit: "kernel-block", segments: [0], partTokens: PART_TOKENS },
-  ...{ localParts: local[0], localPerLogical: local[1], localBlockTokens: local[0] * local[1] * PART_TOKENS },
-  ...{ remoteParts: remote[0], remotePerLogical: remote[1] },
+  kind: "full",
+  extent,
+  unit: "kernel-block",
+  segments: [0],
+  partTokens: PART_TOKENS,
+  localParts: local[0],
+  localPerLogical: local[1],
+  localBlockTokens: local[0] * local[1] * PART_TOKENS,
+  remoteParts: remote[0],
+  remotePerLogical: remote[1],
   remoteBlockTokens: remote[0] * remote[1] * PART_TOKENS,
 });
 
@@ -23,7 +30,11 @@ type Given = { local: number; remote: number; tokens?: number; computed?: number
 
 const ids = (count: number) => Array.from({ length: count }, (_, id) => id);
 const blocks = ({ local, remote, tokens, computed }: Given): GroupBlocks => ({
-  ...{ group: 0, localIds: ids(local), remoteIds: ids(remote), numTokens: tokens, computedBlocks: computed },
+  group: 0,
+  localIds: ids(local),
+  remoteIds: ids(remote),
+  numTokens: tokens,
+  computedBlocks: computed,
 });
 const pair = (shape: Shape, given: Given) => {
   const plan = { groupPlans: [groupPlan(shape)] };
@@ -34,7 +45,8 @@ const refusal = (shape: Shape, given: Given) => {
   try {
     pair(shape, given);
   } catch (error) {
-    if (KvError.is(error, "KV_BLOCKS_MISMATCH")) return { message: error.message, details: error.details };
+    if (KvError.is(error, "KV_BLOCKS_MISMATCH"))
+      return { message: error.message, details: error.details };
     throw error;
   }
   return expect.fail("nothing was refused");
@@ -42,11 +54,17 @@ const refusal = (shape: Shape, given: Given) => {
 
 /** A local block holds two remote blocks. */
 const LARGER: Shape = { local: [2, 1], remote: [1, 1] };
-/** A logical block has three kernel blocks of two parts here, and two kernel blocks of one part there. */
+/**
+ * A logical block has three kernel blocks of two parts here, and two kernel blocks of one part
+ * there.
+ */
 const LOGICAL: Shape = { local: [2, 3], remote: [1, 2] };
 
 test("parts of a logical block are those of its kernel blocks", () => {
-  expect(partsPerLogical(groupPlan({ local: [2, 3], remote: [5, 2] }))).toEqual({ local: 6, remote: 10 });
+  expect(partsPerLogical(groupPlan({ local: [2, 3], remote: [5, 2] }))).toEqual({
+    local: 6,
+    remote: 10,
+  });
 });
 
 test("a group that the plan lacks is an internal error", () => {
@@ -60,14 +78,44 @@ describe("a sequence", () => {
   test.each([
     ["computed blocks give the start", {}, { local: 2, remote: 4, computed: 1 }, [0, 1, 2, 32]],
     ["no block is computed", {}, { local: 4, remote: 4, computed: 0 }, [0, 0, 4, 64]],
-    ["the last token is within a block", {}, { local: 2, remote: 4, tokens: 40, computed: 1 }, [0, 1, 2, 24]],
-    ["the last token ends a block", {}, { local: 2, remote: 3, tokens: 48, computed: 1 }, [0, 1, 2, 32]],
+    [
+      "the last token is within a block",
+      {},
+      { local: 2, remote: 4, tokens: 40, computed: 1 },
+      [0, 1, 2, 24],
+    ],
+    [
+      "the last token ends a block",
+      {},
+      { local: 2, remote: 3, tokens: 48, computed: 1 },
+      [0, 1, 2, 32],
+    ],
     ["the remote's blocks are just full", {}, { local: 4, remote: 4, tokens: 64 }, [0, 0, 4, 64]],
-    ["nothing is known: both lists end at the same block", {}, { local: 1, remote: 3 }, [0, 2, 1, 16]],
-    ["nothing is known and both lists are equally long", {}, { local: 3, remote: 3 }, [0, 0, 3, 48]],
+    [
+      "nothing is known: both lists end at the same block",
+      {},
+      { local: 1, remote: 3 },
+      [0, 2, 1, 16],
+    ],
+    [
+      "nothing is known and both lists are equally long",
+      {},
+      { local: 3, remote: 3 },
+      [0, 0, 3, 48],
+    ],
     ["numTokens gives the end", {}, { local: 2, remote: 5, tokens: 40 }, [0, 1, 2, 24]],
-    ["larger local blocks", LARGER, { local: 2, remote: 5, tokens: 80, computed: 1 }, [0, 2, 3, 48]],
-    ["larger local blocks, aligned by numTokens", LARGER, { local: 2, remote: 5, tokens: 80 }, [0, 2, 3, 48]],
+    [
+      "larger local blocks",
+      LARGER,
+      { local: 2, remote: 5, tokens: 80, computed: 1 },
+      [0, 2, 3, 48],
+    ],
+    [
+      "larger local blocks, aligned by numTokens",
+      LARGER,
+      { local: 2, remote: 5, tokens: 80 },
+      [0, 2, 3, 48],
+    ],
     ["larger local blocks, the last half full", LARGER, { local: 2, remote: 3 }, [0, 0, 3, 48]],
     [
       "larger local blocks, and more remote blocks than the tokens fill",
@@ -100,7 +148,8 @@ describe("a sequence", () => {
 
   test("is refused when it has more tokens than the remote's blocks hold", () => {
     expect(refusal({}, { local: 1, remote: 4, tokens: 65 })).toEqual({
-      message: "group 0: the remote's 4 blocks hold 64 tokens at most, fewer than the 65 it announced",
+      message:
+        "group 0: the remote's 4 blocks hold 64 tokens at most, fewer than the 65 it announced",
       details: { group: 0, remoteBlocks: 4, numTokens: 65 },
     });
   });
@@ -157,7 +206,9 @@ describe("a sequence", () => {
         "group 0: with 1 local and 3 remote blocks the place of the local blocks in the remote list is ambiguous (tokens: unknown)",
       details: { group: 0, localBlocks: 1, remoteBlocks: 3, numTokens: null },
     });
-    expect(refusal({}, { local: 4, remote: 4, tokens: 33 }).details).toMatchObject({ numTokens: 33 });
+    expect(refusal({}, { local: 4, remote: 4, tokens: 33 }).details).toMatchObject({
+      numTokens: 33,
+    });
   });
 });
 
@@ -210,8 +261,18 @@ describe("a window", () => {
       { local: 2, remote: 3, tokens: 20 },
       /in the remote list is ambiguous/,
     ],
-    ["the remote has no block", window, { local: 1, remote: 0, tokens: 16 }, /do not reach that far/],
-    ["only the empty begin of a block is ours", larger, { local: 1, remote: 1, tokens: 64 + 16 }, undefined],
+    [
+      "the remote has no block",
+      window,
+      { local: 1, remote: 0, tokens: 16 },
+      /do not reach that far/,
+    ],
+    [
+      "only the empty begin of a block is ours",
+      larger,
+      { local: 1, remote: 1, tokens: 64 + 16 },
+      undefined,
+    ],
   ] as const)("is refused where %s", (_, shape, given, message) => {
     if (message === undefined) expect(pair(shape, given)).toEqual([0, 0, 1, 16]);
     else expect(refusal(shape, given).message).toMatch(message);
@@ -223,15 +284,28 @@ describe("blocks without tokens", () => {
   const whole: Shape = { extent: "whole", local: [1, 3], remote: [1, 3] };
   test.each([
     ["pairs the last remote state", state, { local: 1, remote: 3 }, [0, 2, 1, undefined]],
-    ["one more local block for a computed state", state, { local: 2, remote: 1 }, [0, 0, 1, undefined]],
+    [
+      "one more local block for a computed state",
+      state,
+      { local: 2, remote: 1 },
+      [0, 0, 1, undefined],
+    ],
     ["scratch with all its kernel blocks", whole, { local: 2, remote: 3 }, [0, 3, 6, undefined]],
   ] as const)("%s", (_, shape, given, expected) => {
     expect(pair(shape as Shape, given)).toEqual(expected);
   });
 
   test.each([
-    [state, { local: 3, remote: 1 }, "group 0: 3 local blocks of state cannot be filled from 1 remote ones"],
-    [state, { local: 1, remote: 0 }, "group 0: 1 local blocks of state cannot be filled from 0 remote ones"],
+    [
+      state,
+      { local: 3, remote: 1 },
+      "group 0: 3 local blocks of state cannot be filled from 1 remote ones",
+    ],
+    [
+      state,
+      { local: 1, remote: 0 },
+      "group 0: 1 local blocks of state cannot be filled from 0 remote ones",
+    ],
     [
       whole,
       { local: 2, remote: 1 },

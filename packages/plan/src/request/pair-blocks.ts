@@ -2,7 +2,10 @@ import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import { mismatch } from "./request-checks.js";
 
-/** The pairing of one group of a request: the stretch of local parts that is filled, and its place in the remote list. */
+/**
+ * The pairing of one group of a request: the stretch of local parts that is filled, and its place
+ * in the remote list.
+ */
 export interface PairedBlocks {
   /** The first local part, counted over all of the local list. */
   readonly localStart: number;
@@ -10,7 +13,10 @@ export interface PairedBlocks {
   readonly remoteStart: number;
   /** Parts that are filled. */
   readonly count: number;
-  /** Tokens of the local blocks that hold KV after the transfer, from the begin of the first local block; undefined for blocks without tokens. */
+  /**
+   * Tokens of the local blocks that hold KV after the transfer, from the begin of the first local
+   * block; undefined for blocks without tokens.
+   */
   readonly validTokens: number | undefined;
 }
 
@@ -22,19 +28,24 @@ export interface GroupBlocks {
   readonly numTokens: number | undefined;
   /** Logical local blocks before the first of `localIds`. */
   readonly computedBlocks: number | undefined;
-  /** Blocks that the remote's list had behind its last token, and that `remoteIds` lack. Default 0. */
+  /**
+   * Blocks that the remote's list had behind its last token, and that `remoteIds` lack. Default 0.
+   */
   readonly lookAhead?: number | undefined;
 }
 
 /**
- * Pairs the local blocks of a group with the remote blocks of the same tokens. The number of locally computed blocks gives the position, where it is known.
- * Otherwise both lists are taken to end at the same token, as vLLM does. Errors: `KV_BLOCKS_MISMATCH` where the position is ambiguous, or the remote
- * blocks do not reach far enough.
+ * Pairs the local blocks of a group with the remote blocks of the same tokens. The number of
+ * locally computed blocks gives the position, where it is known. Otherwise both lists are taken to
+ * end at the same token, as vLLM does. Errors: `KV_BLOCKS_MISMATCH` where the position is
+ * ambiguous, or the remote blocks do not reach far enough.
  */
 export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
   const groupPlan = plan.groupPlans[blocks.group];
-  if (groupPlan === undefined) throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
-  if (groupPlan.extent === "state" || groupPlan.extent === "whole") return pairLast(groupPlan, blocks);
+  if (groupPlan === undefined)
+    throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
+  if (groupPlan.extent === "state" || groupPlan.extent === "whole")
+    return pairLast(groupPlan, blocks);
   return pairTokens(groupPlan, blocks);
 }
 
@@ -66,10 +77,12 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
     windowed && numTokens !== undefined
       ? Math.ceil(numTokens / groupPlan.remoteBlockTokens) * per.remote - held
       : 0;
-  let start = computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
+  let start =
+    computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
   let localStart = 0;
   if (windowed && start < 0) {
-    // The remote list begins later than the local one. Attention does not use tokens before the window.
+    // The remote list begins later than the local one. Attention does not use tokens before the
+    // window.
     localStart = -start;
     start = 0;
     requireWindow(groupPlan, blocks, unseen * partTokens);
@@ -100,9 +113,10 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
 }
 
 /**
- * The remote cuts a window's list to one length, so blocks of look-ahead behind the last token take the place of as many at its begin. The local list has a block
- * more than the window before the next token; a list of the whole sequence, or one after a prefix hit, does not say where that window begins. Errors:
- * `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
+ * The remote cuts a window's list to one length, so blocks of look-ahead behind the last token take
+ * the place of as many at its begin. The local list has a block more than the window before the
+ * next token; a list of the whole sequence, or one after a prefix hit, does not say where that
+ * window begins. Errors: `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
  */
 function requireWindow(
   { localBlockTokens }: GroupPlan,
@@ -140,13 +154,19 @@ function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number)
   throw mismatch(
     `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks the place of the local blocks ` +
       `in the remote list is ambiguous (tokens: ${numTokens ?? "unknown"})`,
-    { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length, numTokens: numTokens ?? null },
+    {
+      group,
+      localBlocks: localIds.length,
+      remoteBlocks: remoteIds.length,
+      numTokens: numTokens ?? null,
+    },
   );
 }
 
 /**
- * Pairs blocks without tokens from the ends of both lists: the remote's earlier states are older. A state may have one more local block than remote ones,
- * for a position that the local engine computes itself. Logical blocks are moved whole, with all of their kernel blocks. (vLLM 0.33,
+ * Pairs blocks without tokens from the ends of both lists: the remote's earlier states are older. A
+ * state may have one more local block than remote ones, for a position that the local engine
+ * computes itself. Logical blocks are moved whole, with all of their kernel blocks. (vLLM 0.33,
  * `_apply_prefix_caching`.)
  */
 function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {

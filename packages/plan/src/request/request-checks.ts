@@ -1,7 +1,10 @@
 import { type BlockIds, KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 
-/** Refuses block ids that are not integers below `limit`, the number of blocks in the group's smallest region. Errors: `KV_BLOCKS_OUT_OF_RANGE`. */
+/**
+ * Refuses block ids that are not integers below `limit`, the number of blocks in the group's
+ * smallest region. Errors: `KV_BLOCKS_OUT_OF_RANGE`.
+ */
 export function requireIds(
   group: number,
   side: "local" | "remote",
@@ -10,12 +13,15 @@ export function requireIds(
 ): void {
   for (const id of ids) {
     if (Number.isInteger(id) && id >= 0 && id < limit) continue;
-    throw outOfRange(`group ${group}: ${side} block ${id} is not among the ${limit} blocks of its regions`, {
-      group,
-      side,
-      block: id,
-      limit,
-    });
+    throw outOfRange(
+      `group ${group}: ${side} block ${id} is not among the ${limit} blocks of its regions`,
+      {
+        group,
+        side,
+        block: id,
+        limit,
+      },
+    );
   }
 }
 
@@ -32,9 +38,13 @@ export function requireGroups(plan: EngineTransferPlan, side: string, ids: Block
 /** Refuses a number that is not an integer of at least `minimum`. Errors: `KV_BLOCKS_MISMATCH`. */
 export function requireCount(name: string, value: number, minimum: number): void {
   if (Number.isSafeInteger(value) && value >= minimum) return;
-  throw new KvError("KV_BLOCKS_MISMATCH", `${name} is ${value}, expected an integer of at least ${minimum}`, {
-    details: { name, value },
-  });
+  throw new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `${name} is ${value}, expected an integer of at least ${minimum}`,
+    {
+      details: { name, value },
+    },
+  );
 }
 
 /** `KV_BLOCKS_OUT_OF_RANGE`. */

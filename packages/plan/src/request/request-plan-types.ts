@@ -2,15 +2,22 @@ import type { BlockIds, DescriptorPairs, DescriptorRuns } from "@kv/interface";
 
 /** The blocks of one request: logical block ids, per KV cache group. */
 export interface RequestBlocks {
-  /** Local blocks to fill, without those of a local prefix hit. Empty lists mean a full hit, which is only notified. */
+  /**
+   * Local blocks to fill, without those of a local prefix hit. Empty lists mean a full hit, which
+   * is only notified.
+   */
   readonly localBlockIds: BlockIds;
   /** The remote's blocks of the whole request, its prefix included. */
   readonly remoteBlockIds: BlockIds;
-  /** Tokens that the remote's blocks hold (vLLM: `remote_num_tokens`). Local tokens beyond it are uncovered. */
+  /**
+   * Tokens that the remote's blocks hold (vLLM: `remote_num_tokens`). Local tokens beyond it are
+   * uncovered.
+   */
   readonly numTokens?: number | undefined;
   /**
-   * Logical local blocks per group that a prefix hit supplies, before the first of `localBlockIds`. Without it the two lists are aligned at their ends, as
-   * vLLM does. A request whose alignment would be a guess is refused.
+   * Logical local blocks per group that a prefix hit supplies, before the first of `localBlockIds`.
+   * Without it the two lists are aligned at their ends, as vLLM does. A request whose alignment
+   * would be a guess is refused.
    */
   readonly localComputedBlocks?: readonly number[] | undefined;
 }
@@ -27,7 +34,10 @@ export interface RequestRead {
   readonly listIndex: number;
   /** Rows `[localId, remoteId, count]`: `count` descriptors that are consecutive in both tables. */
   readonly runs: Int32Array;
-  /** The local ids of all runs. Written at first use; reads of one request may share the array, so do not change it. */
+  /**
+   * The local ids of all runs. Written at first use; reads of one request may share the array, so
+   * do not change it.
+   */
   readonly localIds: Int32Array;
   /** The remote ids of all runs, pairwise with `localIds`. Shared in the same way. */
   readonly remoteIds: Int32Array;
@@ -61,7 +71,10 @@ export interface ReceivePassGroup {
   readonly zeroBlockIds: Int32Array;
 }
 
-/** The changes to the local cache that `applyReceivePass` makes when all reads of a request have landed, before the engine uses the blocks. */
+/**
+ * The changes to the local cache that `applyReceivePass` makes when all reads of a request have
+ * landed, before the engine uses the blocks.
+ */
 export interface ReceivePass {
   /** Groups with blocks to change. */
   readonly groups: readonly ReceivePassGroup[];
@@ -70,13 +83,17 @@ export interface ReceivePass {
 /** The transfers, notifications and receive pass of one request. */
 export interface RequestPlan {
   /**
-   * Transfers with at least one descriptor. A transfer carries the notification of its rank when it is the only one for that rank. Of several transfers
-   * (one for each type of memory) none does, and the rank is notified when all have landed.
+   * Transfers with at least one descriptor. A transfer carries the notification of its rank when it
+   * is the only one for that rank. Of several transfers (one for each type of memory) none does,
+   * and the rank is notified when all have landed.
    */
   readonly reads: readonly RequestRead[];
   /** Tensor-parallel ranks of `notify`. */
   readonly notifyRanks: readonly number[];
-  /** Remote ranks that are notified and not read: replicas, and source ranks without blocks of this request. */
+  /**
+   * Remote ranks that are notified and not read: replicas, and source ranks without blocks of this
+   * request.
+   */
   readonly notify: readonly RemoteRankId[];
   /** Undefined when no block needs a change. */
   readonly receivePass: ReceivePass | undefined;

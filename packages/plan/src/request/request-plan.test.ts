@@ -7,13 +7,18 @@ import { planRequest } from "./request-plan.js";
 import type { RequestBlocks } from "./request-plan-types.js";
 
 const equal = buildEngineTransferPlan(samplePair());
-const wider = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
+const wider = buildEngineTransferPlan(
+  samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()),
+);
 const windowed = buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["swa"]));
 const ids = (plan: EngineTransferPlan, blocks: RequestBlocks) => {
   const [read] = planRequest(plan, blocks).reads;
   // The second region repeats the ids of the first.
   const half = (read?.localIds.length ?? 0) / 2;
-  return [[...(read?.localIds.subarray(0, half) ?? [])], [...(read?.remoteIds.subarray(0, half) ?? [])]];
+  return [
+    [...(read?.localIds.subarray(0, half) ?? [])],
+    [...(read?.remoteIds.subarray(0, half) ?? [])],
+  ];
 };
 
 test("lists ids region by region, offset by the blocks of earlier regions", () => {
@@ -29,7 +34,9 @@ test("a full prefix hit reads nothing and notifies every waiting rank", () => {
   const request = planRequest(plan, { localBlockIds: [[]], remoteBlockIds: [[1, 2]] });
   expect(request).toMatchObject({ reads: [], receivePass: undefined, descriptorCount: 0 });
   expect([...request.notifyRanks].sort()).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
-  expect(planRequest(plan, { localBlockIds: [], remoteBlockIds: [[1]] }).notifyRanks).toHaveLength(8);
+  expect(planRequest(plan, { localBlockIds: [], remoteBlockIds: [[1]] }).notifyRanks).toHaveLength(
+    8,
+  );
 });
 
 test("aligns lists of equal blocks at the end when nothing else is known", () => {
@@ -37,7 +44,8 @@ test("aligns lists of equal blocks at the end when nothing else is known", () =>
 });
 
 test("computed blocks give the start of the local blocks, also with different block sizes", () => {
-  // 5 prefill blocks of 16 hold 80 tokens; decode has the first 32 and wants the rest in two blocks of 32.
+  // 5 prefill blocks of 16 hold 80 tokens; decode has the first 32 and wants the rest in two blocks
+  // of 32.
   const blocks = { localBlockIds: [[6, 7]], remoteBlockIds: [[0, 1, 2, 3, 4]], numTokens: 80 };
   const expected = [
     [12, 13, 14],
@@ -60,7 +68,10 @@ test("does not read remote blocks after the last token", () => {
 test("does not read kernel blocks after the last token", () => {
   const rank = sampleRank({ physicalBlocksPerLogical: 2 });
   const plan = buildEngineTransferPlan(samplePair(rank, rank));
-  expect(ids(plan, { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 })).toEqual([[6], [2]]);
+  expect(ids(plan, { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 })).toEqual([
+    [6],
+    [2],
+  ]);
 });
 
 test("aligns a window's list at the last token", () => {
@@ -82,14 +93,14 @@ test("aligns a window's list at the last token", () => {
       partialBlock: { blockId: 7, fromToken: 10 },
     },
   ]);
-  expect(ids(windowed, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 })).toEqual([
-    [7],
-    [3],
-  ]);
+  expect(
+    ids(windowed, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 }),
+  ).toEqual([[7], [3]]);
 });
 
 describe("a window with fewer remote blocks", () => {
-  // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth there.
+  // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth
+  // there.
   const plan = buildEngineTransferPlan(
     samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank(), ["swa"]),
   );
@@ -98,20 +109,31 @@ describe("a window with fewer remote blocks", () => {
     const blocks = { localBlockIds: [[6, 7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 };
     expect(planRequest(plan, blocks).receivePass?.groups).toEqual([
       {
-        ...{ group: 0, permuteBlockIds: Int32Array.of(7, 8), zeroBlockIds: Int32Array.of(6) },
-        ...{ leadingBlock: { blockId: 7, untilToken: 16 }, partialBlock: { blockId: 8, fromToken: 26 } },
+        group: 0,
+        permuteBlockIds: Int32Array.of(7, 8),
+        zeroBlockIds: Int32Array.of(6),
+        leadingBlock: { blockId: 7, untilToken: 16 },
+        partialBlock: { blockId: 8, fromToken: 26 },
       },
     ]);
   });
 
   test("refuses a local block listed both before the window and within it", () => {
     const twice = (localBlockIds: number[]) => () =>
-      planRequest(plan, { localBlockIds: [localBlockIds], remoteBlockIds: [[1, 2, 3]], numTokens: 90 });
-    expect(twice([8, 7, 8])).toThrow(/local block 8 is listed both before the remote's window and within it/);
+      planRequest(plan, {
+        localBlockIds: [localBlockIds],
+        remoteBlockIds: [[1, 2, 3]],
+        numTokens: 90,
+      });
+    expect(twice([8, 7, 8])).toThrow(
+      /local block 8 is listed both before the remote's window and within it/,
+    );
     expect(twice([7, 7, 8])).toThrow(/local block 7 is listed both/);
     // Of what is zeroed one block may stand for several: it holds nothing.
     const few = { remoteBlockIds: [[3]], numTokens: 90 };
-    expect(planRequest(plan, { ...few, localBlockIds: [[0, 0, 8]] }).receivePass?.groups).toMatchObject([
+    expect(
+      planRequest(plan, { ...few, localBlockIds: [[0, 0, 8]] }).receivePass?.groups,
+    ).toMatchObject([
       { zeroBlockIds: Int32Array.of(0, 0), leadingBlock: { blockId: 8, untilToken: 16 } },
     ]);
   });
@@ -148,7 +170,10 @@ test("full blocks need no pass", () => {
 
 test("a full prefix hit needs no remote block lists", () => {
   expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
-    ...{ reads: [], notifyRanks: [0], runCount: 0, lengthBytes: 0 },
+    reads: [],
+    notifyRanks: [0],
+    runCount: 0,
+    lengthBytes: 0,
   });
 });
 
@@ -160,7 +185,12 @@ test("sources with equal indices share the arrays", () => {
   expect([...(other?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
   expect(other?.localIds).toBe(one?.localIds);
   // Two sources, two regions, two blocks, of which each gives two of four heads.
-  expect(request).toMatchObject({ descriptorCount: 8, runCount: 4, lengthBytes: 8 * 256, notify: [] });
+  expect(request).toMatchObject({
+    descriptorCount: 8,
+    runCount: 4,
+    lengthBytes: 8 * 256,
+    notify: [],
+  });
 });
 
 describe("groups in regions of their own", () => {
@@ -171,11 +201,17 @@ describe("groups in regions of their own", () => {
 
   test("leaves out a group without blocks", () => {
     const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "full"]));
-    const request = planRequest(plan, { localBlockIds: [[], [3]], remoteBlockIds: [[1], [2]], numTokens: 5 });
+    const request = planRequest(plan, {
+      localBlockIds: [[], [3]],
+      remoteBlockIds: [[1], [2]],
+      numTokens: 5,
+    });
     expect(request.reads.map(({ runs }) => [...runs])).toEqual([[13, 12, 1]]);
     expect(request.receivePass?.groups).toEqual([
       {
-        ...{ group: 1, permuteBlockIds: new Int32Array(0), zeroBlockIds: new Int32Array(0) },
+        group: 1,
+        permuteBlockIds: new Int32Array(0),
+        zeroBlockIds: new Int32Array(0),
         partialBlock: { blockId: 3, fromToken: 5 },
       },
     ]);
@@ -195,7 +231,10 @@ describe("groups in regions of their own", () => {
     });
     const told = [0, 1].map((group) => {
       const ids = [0, 1].map((one) => (one === group ? [1] : []));
-      const { reads, notify, notifyRanks } = planRequest(plan, { localBlockIds: ids, remoteBlockIds: ids });
+      const { reads, notify, notifyRanks } = planRequest(plan, {
+        localBlockIds: ids,
+        remoteBlockIds: ids,
+      });
       return [reads.map(({ remotePpRank }) => remotePpRank), notify, notifyRanks];
     });
     expect(told).toEqual([
@@ -210,10 +249,12 @@ describe("groups in regions of their own", () => {
       return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
     };
     const plan = buildEngineTransferPlan(samplePair(only([0]), only([0]), ["full", "swa"]));
-    expect(planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads).toHaveLength(1);
-    expect(() => planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] })).toThrow(
-      /group 1 has blocks, and no region/,
-    );
+    expect(
+      planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads,
+    ).toHaveLength(1);
+    expect(() =>
+      planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] }),
+    ).toThrow(/group 1 has blocks, and no region/);
   });
 
   test("names a repeated block by its kernel block id in the group", () => {
@@ -221,10 +262,15 @@ describe("groups in regions of their own", () => {
     const plan = buildEngineTransferPlan(
       samplePair(own({ ...states, kernelBlockSize: 32 }), own(states), ["full", "mamba"]),
     );
-    const attempt = (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
-      planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
-    expect(attempt([[3, 3], []], [[1, 2, 3, 4], []])).toThrow(/local kernel block 3 is to be filled twice/);
-    expect(attempt([[], [3, 3]], [[], [1, 2]])).toThrow(/local kernel block 3 is to be filled twice/);
+    const attempt =
+      (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
+        planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
+    expect(attempt([[3, 3], []], [[1, 2, 3, 4], []])).toThrow(
+      /local kernel block 3 is to be filled twice/,
+    );
+    expect(attempt([[], [3, 3]], [[], [1, 2]])).toThrow(
+      /local kernel block 3 is to be filled twice/,
+    );
   });
 });
 
@@ -234,13 +280,25 @@ describe("DCP", () => {
 
   test("each source has its own blocks, and one without blocks is only notified", () => {
     const remotes = [0, 1].map((tpRank) => latents({ tpRank, tpSize: 2, dcpSize: 2 }));
-    const plan = buildEngineTransferPlan({ ...samplePair(latents({}), undefined, ["mla"]), remotes });
-    const both = planRequest(plan, { localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 2]], numTokens: 48 });
+    const plan = buildEngineTransferPlan({
+      ...samplePair(latents({}), undefined, ["mla"]),
+      remotes,
+    });
+    const both = planRequest(plan, {
+      localBlockIds: [[5, 6, 7]],
+      remoteBlockIds: [[1, 2]],
+      numTokens: 48,
+    });
     expect(both.reads.map(({ remoteRank, runs }) => [remoteRank, ...runs])).toEqual([
       [0, 5, 1, 1, 7, 2, 1, 15, 11, 1, 17, 12, 1],
       [1, 6, 1, 1, 16, 11, 1],
     ]);
-    expect(both).toMatchObject({ descriptorCount: 6, runCount: 6, lengthBytes: 6 * 1024, notify: [] });
+    expect(both).toMatchObject({
+      descriptorCount: 6,
+      runCount: 6,
+      lengthBytes: 6 * 1024,
+      notify: [],
+    });
     const one = planRequest(plan, { localBlockIds: [[5]], remoteBlockIds: [[1]], numTokens: 16 });
     expect(one.reads.map(({ remoteRank }) => remoteRank)).toEqual([0]);
     expect(one.notify).toEqual([{ tpRank: 1, ppRank: 0 }]);
@@ -249,7 +307,9 @@ describe("DCP", () => {
   test("local DCP only: a rank reads every second block of the remote rank", () => {
     const local = latents({ tpSize: 2, dcpSize: 2 });
     const plan = buildEngineTransferPlan(samplePair(local, latents({}), ["mla"]));
-    expect(ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 })).toEqual([
+    expect(
+      ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 }),
+    ).toEqual([
       [5, 6],
       [1, 3],
     ]);
@@ -260,7 +320,11 @@ test("notifies unread copies at every stage", () => {
   const rank = sampleRank({ blockLengthBytes: 1024 });
   const stage = (ppRank: number) =>
     [0, 1].map((tpRank) => ({
-      ...{ ...rank, tpRank, tpSize: 2, ppRank, ppSize: 2 },
+      ...rank,
+      tpRank,
+      tpSize: 2,
+      ppRank,
+      ppSize: 2,
       regions: rank.regions.slice(ppRank, ppRank + 1),
     }));
   const plan = buildEngineTransferPlan({
@@ -279,7 +343,10 @@ test("notifies unread copies at every stage", () => {
 });
 
 test("counts the runs after ordering, over all regions", () => {
-  const request = planRequest(equal, { localBlockIds: [[9, 8, 7, 3]], remoteBlockIds: [[5, 4, 3, 9]] });
+  const request = planRequest(equal, {
+    localBlockIds: [[9, 8, 7, 3]],
+    remoteBlockIds: [[5, 4, 3, 9]],
+  });
   expect(request).toMatchObject({ descriptorCount: 8, runCount: 4 });
 });
 

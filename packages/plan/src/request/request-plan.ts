@@ -12,19 +12,32 @@ import type {
   RequestPlan,
   RequestRead,
 } from "./request-plan-types.js";
-import { type Batch, batchOfRuns, type ReadIndices, readIndices, requestRead } from "./request-read.js";
-import { type GroupShape, type ReadShape, type RequestShape, requestShape } from "./request-shape.js";
+import {
+  type Batch,
+  batchOfRuns,
+  type ReadIndices,
+  readIndices,
+  requestRead,
+} from "./request-read.js";
+import {
+  type GroupShape,
+  type ReadShape,
+  type RequestShape,
+  requestShape,
+} from "./request-shape.js";
 import { addBlockRuns, noRuns, orderForRuns, overlap, type Runs } from "./runs.js";
 
 type Batches = readonly (Batch | undefined)[];
 
 /**
- * The transfers, receive pass and notifications of one request. Work and memory grow with the runs of consecutive blocks, not with the blocks. Sources share
- * the arrays `localIds` and `remoteIds`: do not change them. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
+ * The transfers, receive pass and notifications of one request. Work and memory grow with the runs
+ * of consecutive blocks, not with the blocks. Sources share the arrays `localIds` and `remoteIds`:
+ * do not change them. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
  * `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or a local block that is listed twice).
  */
 export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): RequestPlan {
-  const isWanted = ({ localBlockIds }: RequestBlocks) => localBlockIds.some((ids) => ids.length > 0);
+  const isWanted = ({ localBlockIds }: RequestBlocks) =>
+    localBlockIds.some((ids) => ids.length > 0);
   if (!isWanted(given)) return notifyOnly(plan);
   requireGroups(plan, "local", given.localBlockIds);
   requireGroups(plan, "remote", given.remoteBlockIds);
@@ -37,7 +50,9 @@ export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): Req
   const sharded = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
   const pass: ReceivePassGroup[] = [];
   // Under DCP each source has blocks of its own; otherwise all sources have the same.
-  const batches = sharded ? pairDcp(plan, shape, blocks, pass) : [pairAll(plan, shape, blocks, pass)];
+  const batches = sharded
+    ? pairDcp(plan, shape, blocks, pass)
+    : [pairAll(plan, shape, blocks, pass)];
   const indices: ReadIndices[] = [];
   const reads: RequestRead[] = [];
   let [runCount, descriptorCount, lengthBytes] = [0, 0, 0];
@@ -80,7 +95,10 @@ function notifyOnly(plan: EngineTransferPlan): RequestPlan {
   };
 }
 
-/** Remote ranks to notify without a read: sources without blocks of this request, then ranks that are never read. */
+/**
+ * Remote ranks to notify without a read: sources without blocks of this request, then ranks that
+ * are never read.
+ */
 function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): RemoteRankId[] {
   const ranks: RemoteRankId[] = [];
   for (const { remoteRank: tpRank, remotePpRank: ppRank } of plan.sources) {
@@ -94,8 +112,13 @@ function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): Remote
 }
 
 /** The blocks of the local pipeline stage: other stages move the groups whose regions they hold. */
-function ofThisStage(plan: EngineTransferPlan, shape: RequestShape, blocks: RequestBlocks): RequestBlocks {
-  if ((plan.local.ppSize ?? 1) === 1 || shape.groups.every(({ batch }) => batch !== undefined)) return blocks;
+function ofThisStage(
+  plan: EngineTransferPlan,
+  shape: RequestShape,
+  blocks: RequestBlocks,
+): RequestBlocks {
+  if ((plan.local.ppSize ?? 1) === 1 || shape.groups.every(({ batch }) => batch !== undefined))
+    return blocks;
   return {
     ...blocks,
     localBlockIds: blocks.localBlockIds.map((ids, group) =>
@@ -112,16 +135,28 @@ function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: Req
       requireCount(`localComputedBlocks of group ${group}`, computedBlocks, 0);
     const limits = shape.groups[group] as GroupShape;
     if (limits.batch === undefined) {
-      throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks, and no region holds them`, {
-        details: { group, kind: plan.groups[group] },
-      });
+      throw new KvError(
+        "KV_BLOCKS_MISMATCH",
+        `group ${group} has blocks, and no region holds them`,
+        {
+          details: { group, kind: plan.groups[group] },
+        },
+      );
     }
     requireIds(group, "local", localIds, limits.localBlocks);
-    requireIds(group, "remote", blocks.remoteBlockIds[group] as readonly number[], limits.remoteBlocks);
+    requireIds(
+      group,
+      "remote",
+      blocks.remoteBlockIds[group] as readonly number[],
+      limits.remoteBlocks,
+    );
   }
 }
 
-/** The runs of all groups in batches, which are the same for every source. Adds each group's receive pass to `pass`. */
+/**
+ * The runs of all groups in batches, which are the same for every source. Adds each group's receive
+ * pass to `pass`.
+ */
 function pairAll(
   plan: EngineTransferPlan,
   shape: RequestShape,
@@ -150,7 +185,13 @@ function pairAll(
     const into = runs[batch] ?? noRuns();
     runs[batch] = into;
     const per = partsPerLogical(plan.groupPlans[group] as GroupPlan);
-    addBlockRuns(into, { localIds, remoteIds, localPer: per.local, remotePer: per.remote, ...pairs });
+    addBlockRuns(into, {
+      localIds,
+      remoteIds,
+      localPer: per.local,
+      remotePer: per.remote,
+      ...pairs,
+    });
   }
   return runs.map((all, batch) => {
     if (all === undefined) return undefined;
@@ -160,7 +201,10 @@ function pairAll(
   });
 }
 
-/** Refuses a block that is listed both before the remote's window, where it is zeroed, and within it, where it is filled. */
+/**
+ * Refuses a block that is listed both before the remote's window, where it is zeroed, and within
+ * it, where it is filled.
+ */
 function requireApart(
   plan: EngineTransferPlan,
   group: number,
@@ -178,7 +222,12 @@ function requireApart(
   );
 }
 
-function requireOnce(plan: EngineTransferPlan, shape: RequestShape, batch: number, runs: Runs): void {
+function requireOnce(
+  plan: EngineTransferPlan,
+  shape: RequestShape,
+  batch: number,
+  runs: Runs,
+): void {
   const part = overlap(runs);
   if (part === undefined) return;
   const group = shape.groups.findIndex((one) => one.batch === batch);

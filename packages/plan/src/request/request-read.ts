@@ -35,12 +35,18 @@ export interface ReadIndices {
   runs(): Int32Array;
   localIds(): Int32Array;
   remoteIds(): Int32Array;
-  /** One set of runs with the offsets of all segments, where all segments have the same runs; undefined otherwise. */
+  /**
+   * One set of runs with the offsets of all segments, where all segments have the same runs;
+   * undefined otherwise.
+   */
   repeated(): DescriptorRuns | undefined;
 }
 
 /** The descriptor ids of a read with this shape, for the batches of a request. */
-export function readIndices(shape: ReadShape, batches: readonly (Batch | undefined)[]): ReadIndices {
+export function readIndices(
+  shape: ReadShape,
+  batches: readonly (Batch | undefined)[],
+): ReadIndices {
   const pairs: (readonly [BatchShape, Batch])[] = [];
   let descriptorCount = 0;
   let lengthBytes = 0;
@@ -168,7 +174,10 @@ function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
 
 /** Rows where every segment has the same runs at its own offset. */
 function evenRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
-  const length = pairs.reduce((sum, [{ segmentCount }, { runs }]) => sum + runs.length * segmentCount, 0);
+  const length = pairs.reduce(
+    (sum, [{ segmentCount }, { runs }]) => sum + runs.length * segmentCount,
+    0,
+  );
   const out = new Int32Array(length);
   let cursor = 0;
   for (const [shape, batch] of pairs) {
@@ -200,13 +209,28 @@ function offsetsOf(spans: readonly RegionSpan[]): Steps[] {
   );
 }
 
-/** Adds runs to tables with a row per part, where neighbours are the same part of neighbouring blocks. */
-function addStepped(out: Runs, { rows, length }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
+/**
+ * Adds runs to tables with a row per part, where neighbours are the same part of neighbouring
+ * blocks.
+ */
+function addStepped(
+  out: Runs,
+  { rows, length }: Runs,
+  shape: BatchShape,
+  local: Steps,
+  remote: Steps,
+): void {
   const step = Math.max(shape.localParts, shape.remoteParts);
   const index = (part: number, parts: number, { offset, blockStep, partStep }: Steps) =>
-    parts === 1 ? offset + part : offset + Math.floor(part / parts) * blockStep + (part % parts) * partStep;
+    parts === 1
+      ? offset + part
+      : offset + Math.floor(part / parts) * blockStep + (part % parts) * partStep;
   for (let at = 0; at < length; at += 3) {
-    const [first, from, count] = [rows[at] as number, rows[at + 1] as number, rows[at + 2] as number];
+    const [first, from, count] = [
+      rows[at] as number,
+      rows[at + 1] as number,
+      rows[at + 2] as number,
+    ];
     for (let begin = 0; begin < Math.min(step, count); begin++) {
       for (let part = begin; part < count; part += step) {
         addRun(

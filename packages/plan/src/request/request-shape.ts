@@ -1,4 +1,8 @@
-import type { EngineTransferPlan, RegionIndexing, SourcePlan } from "../engine/engine-plan-types.js";
+import type {
+  EngineTransferPlan,
+  RegionIndexing,
+  SourcePlan,
+} from "../engine/engine-plan-types.js";
 
 /** Neighbouring segments with equal steps: their descriptor ids are expanded together. */
 export interface RegionSpan {
@@ -43,7 +47,10 @@ export interface GroupShape {
   readonly localBlocks: number;
   /** Logical remote blocks that every segment of the group has at every source. */
   readonly remoteBlocks: number;
-  /** Index of the batch: groups with the same segments are one batch. Undefined for a group without a segment. */
+  /**
+   * Index of the batch: groups with the same segments are one batch. Undefined for a group without
+   * a segment.
+   */
   readonly batch: number | undefined;
 }
 
@@ -57,8 +64,9 @@ export interface RequestShape {
 const shapes = new WeakMap<EngineTransferPlan, RequestShape>();
 
 /**
- * The shape of all requests of a plan, computed once per plan: a few numbers instead of hundreds of objects. A worker plans a request once in many
- * milliseconds, with cold caches, so the number of objects decides its cost.
+ * The shape of all requests of a plan, computed once per plan: a few numbers instead of hundreds of
+ * objects. A worker plans a request once in many milliseconds, with cold caches, so the number of
+ * objects decides its cost.
  */
 export function requestShape(plan: EngineTransferPlan): RequestShape {
   const known = shapes.get(plan);
@@ -84,13 +92,17 @@ export function requestShape(plan: EngineTransferPlan): RequestShape {
   const made = new Map<string, number>();
   for (const [sourceIndex, source] of plan.sources.entries()) {
     for (const listIndex of source.lists.keys()) {
-      const moved = new Set(source.segments.filter((index) => plan.segments[index]?.list === listIndex));
+      const moved = new Set(
+        source.segments.filter((index) => plan.segments[index]?.list === listIndex),
+      );
       const offsets = [...moved].map((index) => source.remoteIndexing[index]?.offset);
       const key = `${listIndex};${[...moved].join()};${offsets.join()}`;
       const sameAs = made.get(key);
       if (sameAs === undefined) made.set(key, reads.length);
       const own =
-        sameAs === undefined ? batches.flatMap((all, batch) => batchOf(plan, source, batch, all, moved)) : [];
+        sameAs === undefined
+          ? batches.flatMap((all, batch) => batchOf(plan, source, batch, all, moved))
+          : [];
       reads.push({ sourceIndex, listIndex, batches: own, sameAs });
     }
   }
@@ -115,7 +127,9 @@ function batchOf(
   const { localParts, remoteParts } = segment;
   const [localOffsets, remoteOffsets] = [offsetsOf(localSpans), offsetsOf(remoteSpans)];
   const even = (spans: readonly RegionSpan[], parts: number) =>
-    spans.every(({ blockStep, partStep }) => parts === 1 || (partStep === 1 && blockStep === parts));
+    spans.every(
+      ({ blockStep, partStep }) => parts === 1 || (partStep === 1 && blockStep === parts),
+    );
   return [
     {
       batch,
@@ -138,7 +152,10 @@ function batchOf(
 const offsetsOf = (spans: readonly RegionSpan[]): Int32Array =>
   Int32Array.from(spans.flatMap(({ offsets }) => [...offsets]));
 
-function spansOf(indexing: readonly RegionIndexing[], segments: readonly number[]): readonly RegionSpan[] {
+function spansOf(
+  indexing: readonly RegionIndexing[],
+  segments: readonly number[],
+): readonly RegionSpan[] {
   const spans: { blockStep: number; partStep: number; offsets: number[] }[] = [];
   for (const segment of segments) {
     const found = indexing[segment];
@@ -151,7 +168,10 @@ function spansOf(indexing: readonly RegionIndexing[], segments: readonly number[
   return spans.map(({ offsets, ...steps }) => ({ ...steps, offsets: Int32Array.from(offsets) }));
 }
 
-/** The fewest logical blocks over segments. Segments of another stage have a count of 0 and do not limit. */
+/**
+ * The fewest logical blocks over segments. Segments of another stage have a count of 0 and do not
+ * limit.
+ */
 function fewest(
   sides: readonly (readonly RegionIndexing[])[],
   segments: readonly number[],

@@ -99,7 +99,13 @@ test("any number of consecutive blocks is one row", () => {
 function rowsOf(lists: Partial<BlockLists>) {
   const runs = noRuns();
   addBlockRuns(runs, {
-    ...{ localIds: [], remoteIds: [], localPer: 1, remotePer: 1, localStart: 0, remoteStart: 0, count: 0 },
+    localIds: [],
+    remoteIds: [],
+    localPer: 1,
+    remotePer: 1,
+    localStart: 0,
+    remoteStart: 0,
+    count: 0,
     ...lists,
   });
   const rows = [...rowsOfRuns(runs)];
@@ -120,8 +126,13 @@ describe("blocks of one size", () => {
   test("allocates the exact number of rows once", () => {
     const runs = noRuns();
     addBlockRuns(runs, {
-      ...{ localIds: [4, 5, 9, 2], remoteIds: [0, 1, 2, 3], localPer: 2, remotePer: 2 },
-      ...{ localStart: 0, remoteStart: 0, count: 8 },
+      localIds: [4, 5, 9, 2],
+      remoteIds: [0, 1, 2, 3],
+      localPer: 2,
+      remotePer: 2,
+      localStart: 0,
+      remoteStart: 0,
+      count: 8,
     });
     expect([runs.rows.length, runs.length]).toEqual([9, 9]);
   });
@@ -203,7 +214,14 @@ describe("blocks of different sizes", () => {
 
   test("starts at the last part of a smaller block", () => {
     // Part 19 here; 36 to 38 are the next block's.
-    const from = { localIds: [4, 9], localPer: 4, remoteIds: [0], remotePer: 8, localStart: 3, count: 4 };
+    const from = {
+      localIds: [4, 9],
+      localPer: 4,
+      remoteIds: [0],
+      remotePer: 8,
+      localStart: 3,
+      count: 4,
+    };
     expect(rowsOf(from)).toEqual([
       [19, 0, 1],
       [36, 1, 3],

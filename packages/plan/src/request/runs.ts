@@ -38,7 +38,10 @@ export function addRun(runs: Runs, local: number, remote: number, count: number)
   const last = length - DESCRIPTOR_RUN;
   if (last >= 0) {
     const before = rows[last + 2] as number;
-    if ((rows[last] as number) + before === local && (rows[last + 1] as number) + before === remote) {
+    if (
+      (rows[last] as number) + before === local &&
+      (rows[last + 1] as number) + before === remote
+    ) {
       rows[last + 2] = before + count;
       return;
     }
@@ -52,8 +55,8 @@ export function addRun(runs: Runs, local: number, remote: number, count: number)
 }
 
 /**
- * Sorts runs by their local parts, and merges all runs that are consecutive on both sides, for any order of the block tables. Ascending input is returned
- * as it is.
+ * Sorts runs by their local parts, and merges all runs that are consecutive on both sides, for any
+ * order of the block tables. Ascending input is returned as it is.
  */
 export function orderForRuns(runs: Runs): Runs {
   const { rows, length } = runs;
@@ -61,10 +64,12 @@ export function orderForRuns(runs: Runs): Runs {
   for (let at = 3; at < length && ascending; at += 3)
     ascending = (rows[at] as number) > (rows[at - 3] as number);
   if (ascending) return runs;
-  // To sort numbers without a comparator is several times faster, so a key holds part and position (31 and 22 bits).
+  // To sort numbers without a comparator is several times faster, so a key holds part and position
+  // (31 and 22 bits).
   const count = length / 3;
   const keys = new Float64Array(count);
-  for (let index = 0; index < count; index++) keys[index] = (rows[index * 3] as number) * count + index;
+  for (let index = 0; index < count; index++)
+    keys[index] = (rows[index * 3] as number) * count + index;
   keys.sort();
   const ordered = noRuns();
   reserveRuns(ordered, count);
@@ -114,7 +119,10 @@ export interface BlockLists {
   readonly count: number;
 }
 
-/** Pairs two block lists part by part, and adds a run for each stretch that is consecutive on both sides. */
+/**
+ * Pairs two block lists part by part, and adds a run for each stretch that is consecutive on both
+ * sides.
+ */
 export function addBlockRuns(runs: Runs, lists: BlockLists): void {
   const { localIds, remoteIds, localPer, remotePer, localStart, remoteStart, count } = lists;
   if (localPer === remotePer && localStart % localPer === 0 && remoteStart % remotePer === 0) {
@@ -127,7 +135,8 @@ export function addBlockRuns(runs: Runs, lists: BlockLists): void {
     const [localPart, remotePart] = [localAt % localPer, remoteAt % remotePer];
     const length = Math.min(localPer - localPart, remotePer - remotePart, count - done);
     const local = (localIds[(localAt - localPart) / localPer] as number) * localPer + localPart;
-    const remote = (remoteIds[(remoteAt - remotePart) / remotePer] as number) * remotePer + remotePart;
+    const remote =
+      (remoteIds[(remoteAt - remotePart) / remotePer] as number) * remotePer + remotePart;
     addRun(runs, local, remote, length);
     done += length;
   }
@@ -149,7 +158,10 @@ function addWholeBlocks(runs: Runs, lists: BlockLists): void {
   for (let end = 1; end <= blocks; end++) {
     if (end < blocks && goesOn(end)) continue;
     const length = (end - begin - 1) * per + (end === blocks ? last : per);
-    const [local, remote] = [localIds[begin + skipLocal] as number, remoteIds[begin + skipRemote] as number];
+    const [local, remote] = [
+      localIds[begin + skipLocal] as number,
+      remoteIds[begin + skipRemote] as number,
+    ];
     addRun(runs, local * per, remote * per, length);
     begin = end;
   }

@@ -5,7 +5,10 @@ describe("swapDirection", () => {
   it("exchanges the ids of pairs", () => {
     const localIds = Int32Array.of(1, 2);
     const remoteIds = Int32Array.of(7, 9);
-    expect(swapDirection({ localIds, remoteIds })).toEqual({ localIds: remoteIds, remoteIds: localIds });
+    expect(swapDirection({ localIds, remoteIds })).toEqual({
+      localIds: remoteIds,
+      remoteIds: localIds,
+    });
   });
 
   it("exchanges the ids of runs, and keeps the counts and the input array", () => {

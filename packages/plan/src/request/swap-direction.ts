@@ -1,7 +1,13 @@
-import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, type DescriptorPairs, type DescriptorRuns } from "@kv/interface";
+import {
+  DESCRIPTOR_OFFSET,
+  DESCRIPTOR_RUN,
+  type DescriptorPairs,
+  type DescriptorRuns,
+} from "@kv/interface";
 
 /**
- * Exchanges the local and the remote ids of descriptors. A producer that pushes plans the read of its consumer and swaps it, to post it as a write.
+ * Exchanges the local and the remote ids of descriptors. A producer that pushes plans the read of
+ * its consumer and swaps it, to post it as a write.
  */
 export function swapDirection(
   descriptors: DescriptorPairs | DescriptorRuns,

@@ -68,7 +68,9 @@ export interface CheckedPair {
   readonly writes?: boolean | undefined;
   /** The checking vLLM caches prefixes. */
   readonly prefixCaching: boolean;
-  /** The checking vLLM stages in host memory (`kv_buffer_device` of another kind than the device). */
+  /**
+   * The checking vLLM stages in host memory (`kv_buffer_device` of another kind than the device).
+   */
   readonly usesHostBuffer: boolean;
   /** `enable_permute_local_kv` at the checking vLLM. */
   readonly permutes: boolean;
@@ -106,7 +108,10 @@ export interface VllmRefusal {
   readonly id: string;
   /** The function in vLLM's `kv_connector/`. */
   readonly where: string;
-  /** The first version that has it; all that are described here, from 0.31 on, where it is absent. @default undefined */
+  /**
+   * The first version that has it; all that are described here, from 0.31 on, where it is absent.
+   * @default undefined
+   */
   readonly since?: string;
   /** A part of vLLM's message; empty for an assertion without one. */
   readonly says: string;
@@ -114,7 +119,10 @@ export interface VllmRefusal {
   readonly known: "pair" | "request";
   /** Whether vLLM refuses the pair at this check, where it gets that far. */
   refuses(pair: Looked): boolean;
-  /** What to say of it; `local` is the checking vLLM. Absent where a plan refuses the same pairs with a reason of its own. */
+  /**
+   * What to say of it; `local` is the checking vLLM. Absent where a plan refuses the same pairs
+   * with a reason of its own.
+   */
   limit?(pair: CheckedPair): Omit<VllmLimit, "prefill" | "decode"> & {
     readonly values: readonly [remote: number | string, local: number | string];
   };
@@ -134,7 +142,10 @@ export const groupsDiffer = ({ local, remote }: CheckedPair) =>
   local.regionGroupIds.join() !== remote.regionGroupIds.join();
 /** A P with pipeline stages pairs layers by name, not by the order of regions. */
 export const pairsByName = ({ local, writes, hasStates, needsHma }: CheckedPair) =>
-  writes === true && (local.ppSize ?? 1) > 1 && !hasStates && (needsHma || local.layout.startsWith("BL"));
+  writes === true &&
+  (local.ppSize ?? 1) > 1 &&
+  !hasStates &&
+  (needsHma || local.layout.startsWith("BL"));
 
 /** A rank as the other side's vLLM sees it. Throws nothing. */
 export function checkedSide(rank: RankGeometry): CheckedSide {

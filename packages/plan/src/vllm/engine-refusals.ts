@@ -28,7 +28,10 @@ const pleBytes = ({ pleBlockLengthBytes, kernelsPerLogical }: CheckedSide) =>
   (pleBlockLengthBytes ?? 0) * kernelsPerLogical;
 /** Remote ranks whose heads a local rank needs. */
 const sourceRanks = ({ local, remote, numKvHeads }: CheckedPair) =>
-  Math.min(Math.floor(remote.tpSize / local.tpSize), Math.max(1, Math.floor(numKvHeads / local.tpSize)));
+  Math.min(
+    Math.floor(remote.tpSize / local.tpSize),
+    Math.max(1, Math.floor(numKvHeads / local.tpSize)),
+  );
 
 /** vLLM's checks of a peer before those of its handshake, in their order. */
 export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
@@ -51,7 +54,8 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     where: PARALLEL,
     says: "Remote NixlConnector PCP+DCP does not span the full PCP group",
     known: "pair",
-    refuses: ({ remote: { pcpSize = 1, dcpSize } }) => pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize,
+    refuses: ({ remote: { pcpSize = 1, dcpSize } }) =>
+      pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize,
     limit: ({ local, remote: { pcpSize = 1, dcpSize } }) => ({
       factor: "dcp_size",
       values: [dcpSize, local.dcpSize],
@@ -64,7 +68,8 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     where: PARALLEL,
     says: "Replicated PCP cannot be paired with a DCP-sharded NIXL peer",
     known: "pair",
-    refuses: ({ local, remote }) => isReplicatedPcp(local, remote) || isReplicatedPcp(remote, local),
+    refuses: ({ local, remote }) =>
+      isReplicatedPcp(local, remote) || isReplicatedPcp(remote, local),
     limit: ({ local, remote }) => ({
       factor: "dcp_size",
       values: [remote.dcpSize, local.dcpSize],
@@ -127,7 +132,9 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     says: "Packed KV block rows differ between P and D",
     known: "pair",
     refuses: (pair) =>
-      isPacked(pair.local) && !pairsByName(pair) && membersText(pair.local) !== membersText(pair.remote),
+      isPacked(pair.local) &&
+      !pairsByName(pair) &&
+      membersText(pair.local) !== membersText(pair.remote),
     limit: ({ local, remote }) => ({
       factor: "packed_member_layouts",
       values: [membersText(remote), membersText(local)],
@@ -140,7 +147,8 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     where: "utils.py, TransferTopology.register_remote_engine",
     says: "Cannot register local engine",
     known: "pair",
-    refuses: ({ local, remote }) => local.engineId !== undefined && local.engineId === remote.engineId,
+    refuses: ({ local, remote }) =>
+      local.engineId !== undefined && local.engineId === remote.engineId,
     limit: ({ local, remote }) => ({
       factor: "engine_id",
       values: [String(remote.engineId), String(local.engineId)],
@@ -150,7 +158,10 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
   },
 ];
 
-/** vLLM's checks when it makes the lists of a peer's blocks, after those of its handshake, in their order. */
+/**
+ * vLLM's checks when it makes the lists of a peer's blocks, after those of its handshake, in their
+ * order.
+ */
 export const LIST_REFUSALS: readonly VllmRefusal[] = [
   {
     id: "gathered-states-block-size",
@@ -158,7 +169,11 @@ export const LIST_REFUSALS: readonly VllmRefusal[] = [
     says: "Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported",
     known: "pair",
     refuses: (pair) =>
-      pair.hasStates && !pair.isMla && ratioOf(pair) < 0 && blockRatio(pair) !== 1 && sourceRanks(pair) > 1,
+      pair.hasStates &&
+      !pair.isMla &&
+      ratioOf(pair) < 0 &&
+      blockRatio(pair) !== 1 &&
+      sourceRanks(pair) > 1,
     limit: ({ local, remote }) => ({
       factor: "block_size",
       values: [remote.blockSize, local.blockSize],
@@ -189,7 +204,10 @@ export const LIST_REFUSALS: readonly VllmRefusal[] = [
     refuses: ({ remote }) => new Set(remote.memoryTypes).size > 1,
     limit: ({ local, remote }) => ({
       factor: "region_mem_types",
-      values: [[...new Set(remote.memoryTypes)].join(","), [...new Set(local.memoryTypes)].join(",")],
+      values: [
+        [...new Set(remote.memoryTypes)].join(","),
+        [...new Set(local.memoryTypes)].join(","),
+      ],
       text: "a vLLM refuses a peer with regions in host and in device memory",
       fix: "keep the whole KV cache of prefill in one kind of memory",
     }),

@@ -23,7 +23,10 @@ const isPermuted = ({ local, remote, permutes, isMla, permutesToAny = false }: L
   remote.layout === "LBHNC" &&
   (permutesToAny ? local.layout !== "LBHNC" : local.layout === "LBNHC");
 
-/** Whether a region's length is not what vLLM computes from the local one; `kind` is the way in which it computes it. */
+/**
+ * Whether a region's length is not what vLLM computes from the local one; `kind` is the way in
+ * which it computes it.
+ */
 function lengthDiffers(pair: CheckedPair, kind: "replicated" | "split" | "gathered"): boolean {
   const { local, remote, isMla, numKvHeads, draftKvHeads, hasStates } = pair;
   if (hasStates || local.blockLengthsBytes.length !== remote.blockLengthsBytes.length) return false;
@@ -155,7 +158,9 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
     says: "heterogeneous attn post process is not supported with HMA",
     known: "pair",
     refuses: ({ local, remote, needsHma }) =>
-      needsHma && local.attentionBackend === "CPU_ATTN" && remote.attentionBackend !== local.attentionBackend,
+      needsHma &&
+      local.attentionBackend === "CPU_ATTN" &&
+      remote.attentionBackend !== local.attentionBackend,
     limit: ({ local, remote }) => ({
       factor: "attn_backend_name",
       values: [remote.attentionBackend, local.attentionBackend],
@@ -247,7 +252,11 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
     says: "Different local/remote block sizes are not supported when P TP > D TP",
     known: "pair",
     refuses: (pair) =>
-      !pair.hasStates && !pair.isMla && !isReplicated(pair) && ratioOf(pair) < 0 && blockRatio(pair) !== 1,
+      !pair.hasStates &&
+      !pair.isMla &&
+      !isReplicated(pair) &&
+      ratioOf(pair) < 0 &&
+      blockRatio(pair) !== 1,
     limit: ({ local, remote }) => ({
       factor: "block_size",
       values: [remote.blockSize, local.blockSize],
@@ -269,7 +278,9 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
     says: "",
     known: "pair",
     refuses: ({ remote }) =>
-      remote.blockLengthsBytes.some((bytes, region) => (remote.blockStridesBytes[region] ?? 0) < bytes),
+      remote.blockLengthsBytes.some(
+        (bytes, region) => (remote.blockStridesBytes[region] ?? 0) < bytes,
+      ),
   },
   {
     id: "names",

@@ -5,7 +5,10 @@ import { ENGINE_REFUSALS, LIST_REFUSALS, packedRow, readsPackedRows } from "./en
 import { HANDSHAKE_REFUSALS } from "./handshake-refusals.js";
 import { REQUEST_REFUSALS } from "./request-refusals.js";
 
-/** `@kv/plan/vllm`: the checks at which vLLM's own connector refuses a pair of engines that has a plan. */
+/**
+ * `@kv/plan/vllm`: the checks at which vLLM's own connector refuses a pair of engines that has a
+ * plan.
+ */
 export {
   type CheckedPair,
   type CheckedRequest,
@@ -15,7 +18,10 @@ export {
   type VllmRefusal,
 } from "./checked-pair.js";
 
-/** vLLM's checks of a pair, in their order (0.31 to 0.33). `tools/vllm/refusals.ts` compares them with vLLM's own code. */
+/**
+ * vLLM's checks of a pair, in their order (0.31 to 0.33). `tools/vllm/refusals.ts` compares them
+ * with vLLM's own code.
+ */
 export const VLLM_REFUSALS: readonly VllmRefusal[] = [
   ...ENGINE_REFUSALS,
   ...HANDSHAKE_REFUSALS,
@@ -26,7 +32,10 @@ export const VLLM_REFUSALS: readonly VllmRefusal[] = [
 /** A release as a number that can be compared: 33 for "0.33.1". */
 const minorOf = (version: string) => Number(version.split(".")[1]);
 
-/** The check at which a vLLM of a version, such as "0.33.0", refuses a pair; undefined where it takes it. Versions before 0.31 are taken for 0.31. Throws nothing. */
+/**
+ * The check at which a vLLM of a version, such as "0.33.0", refuses a pair; undefined where it
+ * takes it. Versions before 0.31 are taken for 0.31. Throws nothing.
+ */
 export function refusalOf(pair: CheckedPair, version: string): VllmRefusal | undefined {
   const minor = minorOf(version);
   const looked: Looked = {
@@ -43,7 +52,9 @@ export function refusalOf(pair: CheckedPair, version: string): VllmRefusal | und
   );
 }
 
-/** From 0.33 on, a vLLM with a region for each layer sees the pages of the other's rows as regions. */
+/**
+ * From 0.33 on, a vLLM with a region for each layer sees the pages of the other's rows as regions.
+ */
 function withSplitRows(pair: Looked): Looked {
   if (!readsPackedRows(pair)) return pair;
   const { local, remote } = pair;
@@ -71,7 +82,10 @@ function withSplitRows(pair: Looked): Looked {
 /** The most parts that 0.33 cuts a block of latents into. */
 const MAX_SPLIT = 128;
 
-/** From 0.33 on, a vLLM that reads latents beside states cuts the other's blocks, so that they divide its own. */
+/**
+ * From 0.33 on, a vLLM that reads latents beside states cuts the other's blocks, so that they
+ * divide its own.
+ */
 function withSplitBlocks(pair: Looked): Looked {
   const { local, remote, hasStates, isMla, isPush } = pair;
   const unit = greatestCommonDivisor(local.blockSize, remote.blockSize);
@@ -79,7 +93,8 @@ function withSplitBlocks(pair: Looked): Looked {
   const isWhole = remote.blockLengthsBytes.every(
     (bytes, region) => bytes % split === 0 && bytes === remote.blockStridesBytes[region],
   );
-  const isCut = hasStates && isMla && !isPush && split > 1 && isWhole && remote.pleBlockLengthBytes == null;
+  const isCut =
+    hasStates && isMla && !isPush && split > 1 && isWhole && remote.pleBlockLengthBytes == null;
   if (!isCut || Math.max(split, local.blockSize / unit) > MAX_SPLIT) return pair;
   const lengths = remote.blockLengthsBytes.map((bytes) => bytes / split);
   return {
@@ -115,10 +130,21 @@ export interface RanksToCheck {
 }
 
 /** A pair with the values of settings that no handshake carries for which vLLM refuses least. */
-function pairOfRanks({ local, remote, model, hasStates, mode, checking }: RanksToCheck): CheckedPair {
+function pairOfRanks({
+  local,
+  remote,
+  model,
+  hasStates,
+  mode,
+  checking,
+}: RanksToCheck): CheckedPair {
   const { numKvHeads, groups, cacheDtype = "auto" } = model;
   return {
-    ...{ local, remote, numKvHeads, cacheDtype, hasStates },
+    local,
+    remote,
+    numKvHeads,
+    cacheDtype,
+    hasStates,
     isPush: mode === "push",
     writes: mode === "push" && checking === "prefill",
     isMla: isMlaModel(groups),
@@ -131,7 +157,10 @@ function pairOfRanks({ local, remote, model, hasStates, mode, checking }: RanksT
   };
 }
 
-/** What to say of a pair that a vLLM of `version` refuses, and a plan does not; undefined where it takes the pair. Throws nothing. */
+/**
+ * What to say of a pair that a vLLM of `version` refuses, and a plan does not; undefined where it
+ * takes the pair. Throws nothing.
+ */
 export function vllmLimitOf(ranks: RanksToCheck, version: string): VllmLimit | undefined {
   const pair = pairOfRanks(ranks);
   const limit = refusalOf(pair, version)?.limit?.(pair);

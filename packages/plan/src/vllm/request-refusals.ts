@@ -18,17 +18,24 @@ const hasSharedRegion = ({ local, remote }: CheckedPair) =>
   [...local.regionGroupIds, ...remote.regionGroupIds].includes(-1);
 const needsCounts = (pair: CheckedPair) =>
   hasDcp(pair) || pair.local.kernelsPerLogical !== pair.remote.kernelsPerLogical;
-const countsAreKnown = (pair: CheckedPair) => pair.request?.numTokens != null && !hasSharedRegion(pair);
+const countsAreKnown = (pair: CheckedPair) =>
+  pair.request?.numTokens != null && !hasSharedRegion(pair);
 const groupsText = (pair: CheckedPair) =>
-  [pair.remote, pair.local].map(({ regionGroupIds }) => regionGroupIds.join(",")) as [string, string];
+  [pair.remote, pair.local].map(({ regionGroupIds }) => regionGroupIds.join(",")) as [
+    string,
+    string,
+  ];
 /** Blocks of each group, of decode and of prefill, where the request is paired group by group. */
 function pairedCounts(pair: CheckedPair): readonly (readonly [decode: number, prefill: number])[] {
   const { request } = pair;
   const isPaired = pair.isPush ? pair.writes === true : !readsByRegion(pair) && !hasDcp(pair);
-  if (request === undefined || !isPaired || !request.decodeBlocks.some((count) => count > 0)) return [];
+  if (request === undefined || !isPaired || !request.decodeBlocks.some((count) => count > 0))
+    return [];
   return request.decodeBlocks.map((count, group) => [count, request.prefillBlocks[group] ?? 0]);
 }
-/** Blocks of each region, of decode and of prefill, where the request is paired region by region. */
+/**
+ * Blocks of each region, of decode and of prefill, where the request is paired region by region.
+ */
 function regionCounts(pair: CheckedPair): readonly (readonly [decode: number, prefill: number])[] {
   const { request, local, remote } = pair;
   if (request === undefined || !readsByRegion(pair)) return [];
@@ -90,7 +97,10 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
     says: "Region-mapped pulls with DCP or different logical block sizes require remote_num_tokens",
     known: "request",
     refuses: (pair) =>
-      pair.request !== undefined && readsByRegion(pair) && needsCounts(pair) && !countsAreKnown(pair),
+      pair.request !== undefined &&
+      readsByRegion(pair) &&
+      needsCounts(pair) &&
+      !countsAreKnown(pair),
   },
   {
     id: "read-uncovered",
@@ -131,7 +141,8 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
     where: PAIRING,
     says: "",
     known: "request",
-    refuses: (pair) => !pair.hasStates && pairedCounts(pair).some(([decode, prefill]) => decode > prefill),
+    refuses: (pair) =>
+      !pair.hasStates && pairedCounts(pair).some(([decode, prefill]) => decode > prefill),
   },
   {
     id: "state-slots",

@@ -39,7 +39,11 @@ const ATTENTION: readonly Model[] = [
 const HYBRID: Model = {
   groups: ["full", "mamba"],
   caches: [0, 1].map((index) =>
-    layer(index, { groups: [0, 1], heads: HEADS, state: { projections: PROJECTIONS, recurrent: 256 } }),
+    layer(index, {
+      groups: [0, 1],
+      heads: HEADS,
+      state: { projections: PROJECTIONS, recurrent: 256 },
+    }),
   ),
 };
 
@@ -79,7 +83,10 @@ function take(pool: Pool, first: number, count: number): number[] {
   return Array.from({ length: count }, (_, index) => first + index + Math.floor(index / gap));
 }
 
-/** Blocks of both sides, and those of P's that vLLM would read: after D's prefix hit, or in D's window. */
+/**
+ * Blocks of both sides, and those of P's that vLLM would read: after D's prefix hit, or in D's
+ * window.
+ */
 function blocksOf({ model, tokens, ratio, pool, numTokens, computedBlocks }: Draw) {
   const [theirs, ours] = [Math.ceil(numTokens / tokens), Math.ceil(numTokens / (tokens * ratio))];
   const kinds = model.groups.map((kind, group) => {
@@ -87,7 +94,8 @@ function blocksOf({ model, tokens, ratio, pool, numTokens, computedBlocks }: Dra
     if (kind === "mamba") return { remote: [at], local: [at], computed: 0, read: [at] };
     const remote = take(pool, at, theirs);
     const local = take(pool, at + 1, ours);
-    const left = kind === "swa" ? Math.max(0, ours - WINDOW_BLOCKS) : Math.min(computedBlocks, ours - 1);
+    const left =
+      kind === "swa" ? Math.max(0, ours - WINDOW_BLOCKS) : Math.min(computedBlocks, ours - 1);
     const read = remote.slice(left * ratio);
     return kind === "swa"
       ? { remote: read, local: local.slice(left), computed: 0, read }
@@ -117,20 +125,37 @@ function enlarged(rank: RankGeometry, scale: number): RankGeometry {
 function plansOf({ model, tp, tokens, ratio, scale }: Draw): readonly EngineTransferPlan[] {
   const { groups, caches } = model;
   const ranks = (side: 0 | 1, kernelTokens: number, base: number): RankGeometry[] => {
-    const engine: KindEngine = { tpSize: tp[side], kernelTokens, perLogical: 1, logicalBlocks: 310 };
-    return kindEngine(engine, caches, groups, base, 0).map(({ geometry }) => enlarged(geometry, scale));
+    const engine: KindEngine = {
+      tpSize: tp[side],
+      kernelTokens,
+      perLogical: 1,
+      logicalBlocks: 310,
+    };
+    return kindEngine(engine, caches, groups, base, 0).map(({ geometry }) =>
+      enlarged(geometry, scale),
+    );
   };
   const remotes = ranks(0, tokens, 2 ** 40);
   return ranks(1, tokens * ratio, 2 ** 36).map((local) => {
-    const asked = handshakeTargetRanks({ tpRank: local.tpRank, tpSize: tp[1], remoteTpSize: tp[0] });
+    const asked = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: tp[1],
+      remoteTpSize: tp[0],
+    });
     return buildEngineTransferPlan({
-      ...{ groups, local, numKvHeads: HEADS, prefixCaching: false },
+      groups,
+      local,
+      numKvHeads: HEADS,
+      prefixCaching: false,
       remotes: remotes.filter(({ tpRank }) => asked.includes(tpRank)),
     });
   });
 }
 
-/** vLLM's descriptors of a request: blocks times regions, for each rank that it reads. The `desc_ids` vectors record this count. */
+/**
+ * vLLM's descriptors of a request: blocks times regions, for each rank that it reads. The
+ * `desc_ids` vectors record this count.
+ */
 function countOfVllm(plan: EngineTransferPlan, blockIds: readonly (readonly number[])[]): number {
   const { regions } = plan.remote;
   return plan.sources.reduce((sum, source) => {
@@ -146,7 +171,10 @@ function countOfVllm(plan: EngineTransferPlan, blockIds: readonly (readonly numb
   }, 0);
 }
 
-function compare(drawn: Draw, check: (counts: { ours: number; merged: number; vllm: number }) => void): void {
+function compare(
+  drawn: Draw,
+  check: (counts: { ours: number; merged: number; vllm: number }) => void,
+): void {
   const { request, readByVllm } = blocksOf(drawn);
   for (const plan of plansOf(drawn)) {
     const planned = planRequest(plan, request);

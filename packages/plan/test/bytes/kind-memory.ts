@@ -5,7 +5,12 @@ import {
   type KvCacheLayout,
   type MemoryType,
 } from "@kv/interface";
-import type { EngineTransferPlan, RankGeometry, RegionGeometry, RequestPlan } from "../../src/index.js";
+import type {
+  EngineTransferPlan,
+  RankGeometry,
+  RegionGeometry,
+  RequestPlan,
+} from "../../src/index.js";
 import { expandTable } from "./labelled-memory.js";
 
 /** A cache of the model, as both engines have it: attention, or state. */
@@ -16,12 +21,21 @@ export interface CacheSpec {
   readonly heads?: number;
   /** Tokens in a logical block; default the engine's. */
   readonly blockTokens?: number;
-  /** Or this multiple of the engine's, when layers with fewer heads have blocks of equal size in bytes. */
+  /**
+   * Or this multiple of the engine's, when layers with fewer heads have blocks of equal size in
+   * bytes.
+   */
   readonly blockTimes?: number;
-  /** Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each rank. */
+  /**
+   * Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each
+   * rank.
+   */
   readonly state?: { readonly projections: readonly number[]; readonly recurrent: number };
   readonly memoryType?: MemoryType;
-  /** Per group: different values of the groups that share the cache. The geometry then has them by group, not by region. */
+  /**
+   * Per group: different values of the groups that share the cache. The geometry then has them by
+   * group, not by region.
+   */
   readonly of?: Readonly<Record<number, Pick<CacheSpec, "heads" | "blockTimes">>>;
 }
 
@@ -55,7 +69,10 @@ const headsHere = (cache: CacheSpec, tpSize: number) =>
   cache.heads === undefined ? 1 : Math.max(1, cache.heads / tpSize);
 
 /** A cache with the values of one of its groups. */
-const asGroup = (cache: CacheSpec, group: number): CacheSpec => ({ ...cache, ...cache.of?.[group] });
+const asGroup = (cache: CacheSpec, group: number): CacheSpec => ({
+  ...cache,
+  ...cache.of?.[group],
+});
 
 /** The first cache of a group, with the group's values. */
 export function specOfGroup(caches: readonly CacheSpec[], group: number): CacheSpec | undefined {
@@ -87,7 +104,9 @@ function attentionBytes(cache: CacheSpec, engine: KindEngine): number {
 
 function stateBytes(cache: CacheSpec, tpSize: number): number {
   if (cache.state === undefined) return 0;
-  return (cache.state.projections.reduce((sum, one) => sum + one, 0) + cache.state.recurrent) / tpSize;
+  return (
+    (cache.state.projections.reduce((sum, one) => sum + one, 0) + cache.state.recurrent) / tpSize
+  );
 }
 
 /** The ranks of an engine, stage by stage; unused bytes are `filler`. */
@@ -113,7 +132,9 @@ export function kindEngine(
           baseAddress: at + index * SPACING,
           numBlocks: engine.logicalBlocks * engine.perLogical,
           blockLengthBytes:
-            cache.heads === undefined || cache.state === undefined ? page : attentionBytes(cache, engine),
+            cache.heads === undefined || cache.state === undefined
+              ? page
+              : attentionBytes(cache, engine),
           blockStrideBytes: page + (engine.padding ?? 0),
           groupId: cache.groups.length === 1 ? (cache.groups[0] as number) : -1,
           ...(cache.groups.length > 1 && cache.groups.length < groups.length
@@ -145,7 +166,11 @@ export function kindEngine(
           const spec = specOfGroup(specs, group);
           return spec?.blockTokens !== undefined || spec?.blockTimes !== undefined;
         })
-          ? { groupBlockTokens: groups.map((_, group) => blockTokensOf(specOfGroup(specs, group), engine)) }
+          ? {
+              groupBlockTokens: groups.map((_, group) =>
+                blockTokensOf(specOfGroup(specs, group), engine),
+              ),
+            }
           : {}),
         ...(states === undefined
           ? {}
@@ -186,7 +211,11 @@ function packRows({ geometry, caches }: KindRank, filler: number): KindRank {
     groupId: new Set(geometry.regions.map(({ groupId }) => groupId)).size > 1 ? -1 : first.groupId,
   };
   const whole = new Uint8Array(row.numBlocks * rowBytes).fill(filler);
-  return { geometry: { ...geometry, regions: [row], packedMembers: members }, bytes: [whole], caches };
+  return {
+    geometry: { ...geometry, regions: [row], packedMembers: members },
+    bytes: [whole],
+    caches,
+  };
 }
 
 export interface KindRequest {
@@ -208,7 +237,9 @@ export function eachCell(
   const dcpSize = geometry.dcpSize ?? 1;
   for (const [index, cache] of rank.caches.entries()) {
     const member = geometry.packedMembers?.[cache.name];
-    const region = (member === undefined ? geometry.regions[index] : geometry.regions[0]) as RegionGeometry;
+    const region = (
+      member === undefined ? geometry.regions[index] : geometry.regions[0]
+    ) as RegionGeometry;
     const bytes = (member === undefined ? rank.bytes[index] : rank.bytes[0]) as Uint8Array;
     const inRow = member?.offsetBytes ?? 0;
     for (const group of cache.groups) {
@@ -270,7 +301,10 @@ export const writeCell = (bytes: Uint8Array, offset: number, label: number) =>
 export const readCell = (bytes: Uint8Array, offset: number) =>
   new DataView(bytes.buffer, bytes.byteOffset).getUint32(offset);
 
-/** Executes every transfer of a request. Writing a byte twice or reading outside the memory is an error. */
+/**
+ * Executes every transfer of a request. Writing a byte twice or reading outside the memory is an
+ * error.
+ */
 export function moveAll(
   plan: EngineTransferPlan,
   request: RequestPlan,
@@ -281,9 +315,11 @@ export function moveAll(
   for (const read of request.reads) {
     const list = plan.sources[read.sourceIndex]?.lists[read.listIndex];
     const remote = remotes.find(
-      ({ geometry }) => geometry.tpRank === read.remoteRank && (geometry.ppRank ?? 0) === read.remotePpRank,
+      ({ geometry }) =>
+        geometry.tpRank === read.remoteRank && (geometry.ppRank ?? 0) === read.remotePpRank,
     );
-    if (list === undefined || remote === undefined) throw new Error("no such list, or no such rank");
+    if (list === undefined || remote === undefined)
+      throw new Error("no such list, or no such rank");
     const [mine, theirs] = [expandTable(list.localTable), expandTable(list.remoteTable)];
     const spelled = ({ localIds, remoteIds }: DescriptorPairs) =>
       [...localIds].map((id, index) => [id, remoteIds[index] as number] as const);
@@ -312,7 +348,10 @@ export function moveAll(
   }
 }
 
-function regionAt({ geometry, bytes }: KindRank, address: number): { region: number; start: number } {
+function regionAt(
+  { geometry, bytes }: KindRank,
+  address: number,
+): { region: number; start: number } {
   const region = geometry.regions.findIndex(({ baseAddress }, index) => {
     return address >= baseAddress && address < baseAddress + (bytes[index]?.length ?? 0);
   });
@@ -323,6 +362,8 @@ function bytesAt(rank: KindRank, address: number, lengthBytes: number): Uint8Arr
   const { region, start } = regionAt(rank, address);
   const found = rank.bytes[region];
   if (found === undefined || start + lengthBytes > found.length)
-    throw new Error(`${lengthBytes} bytes at ${address} are outside of rank ${rank.geometry.tpRank}`);
+    throw new Error(
+      `${lengthBytes} bytes at ${address} are outside of rank ${rank.geometry.tpRank}`,
+    );
   return found.subarray(start, start + lengthBytes);
 }

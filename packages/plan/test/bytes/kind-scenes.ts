@@ -17,7 +17,10 @@ import {
   specOfGroup,
 } from "./kind-memory.js";
 
-/** A model with caches of several kinds, or with one whose cells have no heads and tokens; two engines; one request. */
+/**
+ * A model with caches of several kinds, or with one whose cells have no heads and tokens; two
+ * engines; one request.
+ */
 export interface KindScene {
   readonly groups: readonly KvCacheKind[];
   readonly caches: readonly CacheSpec[];
@@ -55,7 +58,9 @@ const MODELS: readonly Model[] = [
   },
   {
     groups: ["full", "mamba", "mamba"],
-    caches: [layer(0, { groups: [0, 1, 2], heads: 2, state: { projections: [128], recurrent: 64 } })],
+    caches: [
+      layer(0, { groups: [0, 1, 2], heads: 2, state: { projections: [128], recurrent: 64 } }),
+    ],
     numKvHeads: 2,
   },
   {
@@ -80,20 +85,28 @@ const MODELS: readonly Model[] = [
   { groups: ["mla", "circular"], caches: [layer(0, { groups: [0] }), layer(1, { groups: [1] })] },
   {
     groups: ["full", "swa"],
-    caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [1], heads: 2, blockTokens: 16 })],
+    caches: [
+      layer(0, { groups: [0], heads: 4 }),
+      layer(1, { groups: [1], heads: 2, blockTokens: 16 }),
+    ],
     allows: ["stages"],
   },
   {
     // As Gemma 4: the layers with fewer heads have blocks of more tokens.
     groups: ["full", "swa"],
-    caches: [layer(0, { groups: [0], heads: 4, blockTimes: 2 }), layer(1, { groups: [1], heads: 8 })],
+    caches: [
+      layer(0, { groups: [0], heads: 4, blockTimes: 2 }),
+      layer(1, { groups: [1], heads: 8 }),
+    ],
     numKvHeads: 8,
     allows: ["stages"],
   },
   {
     // Groups that differ in heads, in one pool: cells of other bytes, or blocks of more tokens.
     groups: ["full", "swa"],
-    caches: [0, 1].map((index) => layer(index, { groups: [0, 1], heads: 8, of: { 0: { heads: 2 } } })),
+    caches: [0, 1].map((index) =>
+      layer(index, { groups: [0, 1], heads: 8, of: { 0: { heads: 2 } } }),
+    ),
     numKvHeads: 8,
   },
   {
@@ -108,7 +121,10 @@ const MODELS: readonly Model[] = [
   },
   {
     groups: ["full"],
-    caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [0], heads: 4, memoryType: "VRAM" })],
+    caches: [
+      layer(0, { groups: [0], heads: 4 }),
+      layer(1, { groups: [0], heads: 4, memoryType: "VRAM" }),
+    ],
   },
   {
     groups: ["full", "full", "swa"],
@@ -153,9 +169,13 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
       layout: given.layout,
       logicalBlocks: 150,
       padding: given.packed ? 0 : given.padding,
-      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: Math.min(given.dcp, given.tpSize) } : {}),
+      ...(allows.includes("dcp") && given.dcp > 1
+        ? { dcpSize: Math.min(given.dcp, given.tpSize) }
+        : {}),
       ...(allows.includes("stages") && isPrefill && given.staged ? { stages: [[0], [1]] } : {}),
-      ...(allows.includes("packed") && isPrefill && given.packed && !given.staged ? { packed: true } : {}),
+      ...(allows.includes("packed") && isPrefill && given.packed && !given.staged
+        ? { packed: true }
+        : {}),
     });
     const decode = engine(draw.decode, false);
     const blocks = Math.ceil(

@@ -29,7 +29,10 @@ interface Scene {
   readonly prefill?: Partial<KindEngine>;
   readonly decode?: Partial<KindEngine>;
   readonly numTokens?: number;
-  /** Number of window blocks that both sides keep, per group; without it the lists cover the whole sequence. */
+  /**
+   * Number of window blocks that both sides keep, per group; without it the lists cover the whole
+   * sequence.
+   */
   readonly window?: readonly (number | undefined)[];
   readonly computedBlocks?: number;
 }
@@ -58,7 +61,10 @@ function run(scene: Scene) {
   ];
   const prefill = kindEngine(prefillShape, caches, groups, 2 ** 40, PREFILL_FILLER);
   const decode = kindEngine(decodeShape, caches, groups, 2 ** 32, DECODE_FILLER);
-  const [prefillTables, decodeTables] = [tablesOf(scene, prefillShape, 3), tablesOf(scene, decodeShape, 2)];
+  const [prefillTables, decodeTables] = [
+    tablesOf(scene, prefillShape, 3),
+    tablesOf(scene, decodeShape, 2),
+  ];
   const at = { numTokens };
   for (const rank of prefill) eachCell(rank, groups, { ...at, tables: prefillTables }, writeCell);
   const told = new Map<string, number>();
@@ -115,7 +121,9 @@ function run(scene: Scene) {
   return { made, told, prefill, decode };
 }
 
-/** Checks that every cell of the request arrived, and that only blocks of the request were written. */
+/**
+ * Checks that every cell of the request arrived, and that only blocks of the request were written.
+ */
 function expectCells(
   scene: Scene,
   decode: readonly KindRank[],
@@ -126,7 +134,8 @@ function expectCells(
   const logical = (group: number) => blockTokensOf(specOfGroup(scene.caches, group), shape);
   const fromToken = scene.groups.map((kind, group) => {
     const kept = scene.window?.[group];
-    if (kept !== undefined) return Math.max(0, (tables[group] as number[]).length - kept) * logical(group);
+    if (kept !== undefined)
+      return Math.max(0, (tables[group] as number[]).length - kept) * logical(group);
     return kind === "full" || kind === "mla"
       ? (scene.computedBlocks ?? 0) * logical(group) * (shape.dcpSize ?? 1)
       : 0;
@@ -179,16 +188,19 @@ describe("state-space hybrids", () => {
     [2, 8],
     [8, 4],
   ] as const;
-  test.each(pairs)("prefill TP %i, decode TP %i: splits the projections and the state separately", (p, d) => {
-    const { told } = run({
-      groups: ["full", "mamba"],
-      caches: hybrid,
-      prefill: { tpSize: p },
-      decode: { tpSize: d },
-    });
-    for (const count of told.values()) expect(count).toBe(Math.max(1, d / p));
-    expect(told.size).toBe(p);
-  });
+  test.each(pairs)(
+    "prefill TP %i, decode TP %i: splits the projections and the state separately",
+    (p, d) => {
+      const { told } = run({
+        groups: ["full", "mamba"],
+        caches: hybrid,
+        prefill: { tpSize: p },
+        decode: { tpSize: d },
+      });
+      for (const count of told.values()) expect(count).toBe(Math.max(1, d / p));
+      expect(told.size).toBe(p);
+    },
+  );
 
   test("different numbers of kernel blocks per logical block, as with TP 4 and TP 1", () => {
     run({
@@ -214,12 +226,23 @@ describe("state-space hybrids", () => {
     const caches = [
       { name: "layer.0", groups: [0, 1], heads: 2, state: { projections: [128], recurrent: 64 } },
     ];
-    run({ groups: ["full", "mamba"], caches, numKvHeads: 2, prefill: { tpSize: 4 }, decode: { tpSize: 2 } });
+    run({
+      groups: ["full", "mamba"],
+      caches,
+      numKvHeads: 2,
+      prefill: { tpSize: 4 },
+      decode: { tpSize: 2 },
+    });
   });
 
   test("replicated heads: reads every source's state, and each head once", () => {
     const caches = hybrid.map((cache) => ({ ...cache, heads: 2 }));
-    const { made } = run({ groups: ["full", "mamba"], caches, numKvHeads: 2, prefill: { tpSize: 8 } });
+    const { made } = run({
+      groups: ["full", "mamba"],
+      caches,
+      numKvHeads: 2,
+      prefill: { tpSize: 8 },
+    });
     const plan = made[0]?.plan;
     expect(plan?.sources.map(({ groups }) => [...groups])).toEqual([
       [0, 1],
@@ -253,13 +276,18 @@ describe("state-space hybrids", () => {
     const plan = made[0]?.plan;
     if (plan === undefined) throw new Error("no plan");
     const states = (local: number[], remote: number[]) => {
-      const [read] = planRequest(plan, { localBlockIds: [[], local], remoteBlockIds: [[], remote] }).reads;
+      const [read] = planRequest(plan, {
+        localBlockIds: [[], local],
+        remoteBlockIds: [[], remote],
+      }).reads;
       const begin = [plan.localIndexing[2]?.offset ?? 0, plan.remoteIndexing[2]?.offset ?? 0, 0];
       return [...(read?.runs.slice(0, 3) ?? [])].map((value, index) => value - (begin[index] ?? 0));
     };
     expect(states([5], [3, 9])).toEqual([5, 9, 1]);
     expect(states([5, 6], [9])).toEqual([5, 9, 1]);
-    expect(() => states([5, 6, 7], [9])).toThrow(/3 local blocks of state cannot be filled from 1 remote/);
+    expect(() => states([5, 6, 7], [9])).toThrow(
+      /3 local blocks of state cannot be filled from 1 remote/,
+    );
   });
 
   test("state descriptors come after all attention descriptors and count logical blocks", () => {
@@ -271,7 +299,9 @@ describe("state-space hybrids", () => {
     });
     const plan = made[0]?.plan;
     expect(
-      plan?.segments.map(({ piece, region, unit }) => `${region} ${piece} ${unit}`.replace("  ", " ")),
+      plan?.segments.map(({ piece, region, unit }) =>
+        `${region} ${piece} ${unit}`.replace("  ", " "),
+      ),
     ).toEqual([
       "0 kernel-block",
       "1 kernel-block",
@@ -279,7 +309,11 @@ describe("state-space hybrids", () => {
         ["conv 0", "conv 1", "conv 2", "state"].map((piece) => `${region} ${piece} logical-block`),
       ),
     ]);
-    expect(plan?.localIndexing.map(({ count }) => count)).toEqual([80, 80, ...new Array(8).fill(40)]);
+    expect(plan?.localIndexing.map(({ count }) => count)).toEqual([
+      80,
+      80,
+      ...new Array(8).fill(40),
+    ]);
   });
 });
 
@@ -290,7 +324,12 @@ describe("MLA", () => {
     [4, 2],
     [2, 4],
   ])("prefill TP %i, decode TP %i: reads one copy and notifies every rank", (p, d) => {
-    const { told } = run({ groups: ["mla"], caches: latent, prefill: { tpSize: p }, decode: { tpSize: d } });
+    const { told } = run({
+      groups: ["mla"],
+      caches: latent,
+      prefill: { tpSize: p },
+      decode: { tpSize: d },
+    });
     expect([...told.values()]).toEqual(new Array(p).fill(Math.max(1, d / p)));
   });
 
@@ -352,7 +391,8 @@ describe("MLA", () => {
   );
 
   test("compressed latents: moves whole blocks with cells of several tokens, and leaves the last block to be masked", () => {
-    // Two cells of 20 bytes for 16 tokens, as with one latent for 8 tokens; a block that divides beside it.
+    // Two cells of 20 bytes for 16 tokens, as with one latent for 8 tokens; a block that divides
+    // beside it.
     const rank = (base: number): RankGeometry => ({
       ...sampleLatent,
       regions: [40, 64].map((blockLengthBytes, index) => ({
@@ -366,7 +406,12 @@ describe("MLA", () => {
       })),
     });
     const [local, remote] = [rank(2 ** 30), rank(2 ** 40)];
-    const plan = buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 1, groups: ["mla"] });
+    const plan = buildEngineTransferPlan({
+      local,
+      remotes: [remote],
+      numKvHeads: 1,
+      groups: ["mla"],
+    });
     expect(provePlan(plan, { remotes: [remote], numKvHeads: 1 })).toMatchObject({ proven: true });
     const request = planRequest(plan, {
       localBlockIds: [[1, 2]],
@@ -375,14 +420,17 @@ describe("MLA", () => {
       localComputedBlocks: [0],
     });
     expect(request.lengthBytes).toBe(3 * (40 + 64));
-    const bytes = local.regions.map(({ blockLengthBytes }) => new Uint8Array(10 * blockLengthBytes).fill(1));
+    const bytes = local.regions.map(({ blockLengthBytes }) =>
+      new Uint8Array(10 * blockLengthBytes).fill(1),
+    );
     if (request.receivePass === undefined) throw new Error("blocks beyond the end are not zeroed");
     applyReceivePass(plan, request.receivePass, bytes);
     const zeroes = (region: number, block: number, length: number) =>
       (bytes[region] as Uint8Array)
         .subarray(block * length, (block + 1) * length)
         .filter((byte) => byte === 0).length;
-    // Kernel block 4 holds tokens 32 to 36: of cells for one token each, 11 are zeroed; block 5 holds none.
+    // Kernel block 4 holds tokens 32 to 36: of cells for one token each, 11 are zeroed; block 5
+    // holds none.
     expect([zeroes(0, 4, 40), zeroes(1, 4, 64)]).toEqual([0, 11 * 4]);
     expect([zeroes(0, 5, 40), zeroes(1, 5, 64)]).toEqual([40, 64]);
     expect(() =>
@@ -482,7 +530,10 @@ describe("groups", () => {
         decode: { layout: dLayout, tpSize: d },
       });
       const [plan] = made.map((one) => one.plan);
-      expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual(["direct", [1, 1]]);
+      expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual([
+        "direct",
+        [1, 1],
+      ]);
     },
   );
 
@@ -604,9 +655,9 @@ describe("pipeline stages of the producer", () => {
   });
 
   test("are refused when two hold the same cache", () => {
-    expect(() => run({ groups: ["full"], caches: dense, prefill: { stages: [[0, 1], [1]] } })).toThrow(
-      /cache "layer\.1" is on the remote pipeline stages 0 and 1/,
-    );
+    expect(() =>
+      run({ groups: ["full"], caches: dense, prefill: { stages: [[0, 1], [1]] } }),
+    ).toThrow(/cache "layer\.1" is on the remote pipeline stages 0 and 1/);
   });
 
   test("of several groups", () => {

@@ -1,4 +1,9 @@
-import { DESCRIPTOR_ROW, type DescriptorTable, type KvCacheKind, type KvCacheLayout } from "@kv/interface";
+import {
+  DESCRIPTOR_ROW,
+  type DescriptorTable,
+  type KvCacheKind,
+  type KvCacheLayout,
+} from "@kv/interface";
 import { kvHeadsOfRank } from "@kv/topology";
 import type { RankGeometry } from "../../src/index.js";
 
@@ -64,13 +69,23 @@ export function engineOf(
         memoryType: "DRAM",
       })),
     };
-    const bytes = geometry.regions.map(() => new Uint8Array(numBlocks * blockStrideBytes).fill(filler));
+    const bytes = geometry.regions.map(() =>
+      new Uint8Array(numBlocks * blockStrideBytes).fill(filler),
+    );
     return { geometry, bytes, ...heads };
   });
 }
 
-/** Offset in the region of the cell of a head (counted within the rank) and a token of the block. */
-export function cellOffset(rank: Rank, region: number, block: number, head: number, token: number): number {
+/**
+ * Offset in the region of the cell of a head (counted within the rank) and a token of the block.
+ */
+export function cellOffset(
+  rank: Rank,
+  region: number,
+  block: number,
+  head: number,
+  token: number,
+): number {
   const { layout, kernelBlockSize, regions } = rank.geometry;
   const tokenMajor = layout === "LBNHC" || layout === "BLNHC";
   const cell = tokenMajor ? token * rank.numHeads + head : head * kernelBlockSize + token;
@@ -82,7 +97,9 @@ export function label(region: number, group: number, head: number, token: number
   return 1 + token + 2 ** 11 * (head + 2 ** 7 * (region + 2 ** 4 * group));
 }
 
-/** The kernel block of a token and the token's index in it, from its group's logical block table. */
+/**
+ * The kernel block of a token and the token's index in it, from its group's logical block table.
+ */
 export function placeOf(
   rank: Rank,
   table: readonly number[],
@@ -111,7 +128,11 @@ export function expandTable(table: DescriptorTable): { address: number; lengthBy
 }
 
 /** The bytes at an address. They must be within one block of one region of the rank. */
-export function viewAt(rank: Rank, address: number, lengthBytes: number): { region: number; start: number } {
+export function viewAt(
+  rank: Rank,
+  address: number,
+  lengthBytes: number,
+): { region: number; start: number } {
   const region = rank.geometry.regions.findIndex(({ baseAddress, blockStrideBytes, numBlocks }) => {
     return address >= baseAddress && address < baseAddress + numBlocks * blockStrideBytes;
   });

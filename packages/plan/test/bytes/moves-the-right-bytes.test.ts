@@ -54,7 +54,8 @@ function shuffledBlocks(count: number, seed: number): number[] {
   return seed % 2 === 0 ? ids : Array.from({ length: count }, (_, index) => index);
 }
 
-const logicalTokens = (shape: EngineShape) => shape.kernelBlockSize * shape.physicalBlocksPerLogical;
+const logicalTokens = (shape: EngineShape) =>
+  shape.kernelBlockSize * shape.physicalBlocksPerLogical;
 const writeLabel = (bytes: Uint8Array, offset: number, value: number) =>
   new DataView(bytes.buffer, bytes.byteOffset).setUint32(offset, value);
 const readLabel = (bytes: Uint8Array, offset: number) =>
@@ -72,7 +73,11 @@ function holdsGroup(shape: EngineShape, region: number, group: number): boolean 
   return new Set(ids).size === 1 || ids[region] === group || ids[region] === -1;
 }
 
-function fillPrefill(ranks: readonly Rank[], scene: Scene, tables: readonly (readonly number[])[]): void {
+function fillPrefill(
+  ranks: readonly Rank[],
+  scene: Scene,
+  tables: readonly (readonly number[])[],
+): void {
   forEachCell(ranks, scene, scene.prefill, tables, 0, (bytes, offset, value) =>
     writeLabel(bytes, offset, value),
   );
@@ -130,7 +135,9 @@ function check(scene: Scene): void {
     localBlockIds: decodeTables.map((table) => table.slice(scene.computedBlocks)),
     remoteBlockIds: prefillTables,
     numTokens: scene.numTokens,
-    ...(scene.tellsComputed ? { localComputedBlocks: decodeTables.map(() => scene.computedBlocks) } : {}),
+    ...(scene.tellsComputed
+      ? { localComputedBlocks: decodeTables.map(() => scene.computedBlocks) }
+      : {}),
   };
   const plans = plansOf(scene, prefill, decode);
   const notified = new Map<number, number>();
@@ -145,14 +152,18 @@ function check(scene: Scene): void {
     for (const read of request.reads) {
       const source = plan.sources[read.sourceIndex];
       if (source === undefined) throw new Error("no such source");
-      const [localList, remoteList] = [expandTable(source.localTable), expandTable(source.remoteTable)];
+      const [localList, remoteList] = [
+        expandTable(source.localTable),
+        expandTable(source.remoteTable),
+      ];
       expect(read.localIds.length).toBe(read.remoteIds.length);
       // The descriptors that a transport gets; they must give the same ids.
       const told = descriptorPairs(read.descriptors);
       expect(pairsIn(told)).toEqual(pairsIn(read));
       for (const [at, localId] of told.localIds.entries()) {
         const [to, from] = [localList[localId], remoteList[told.remoteIds[at] ?? -1]];
-        if (to === undefined || from === undefined) throw new Error("an id is outside of its table");
+        if (to === undefined || from === undefined)
+          throw new Error("an id is outside of its table");
         expect(to.lengthBytes).toBe(from.lengthBytes);
         const remote = prefill[read.remoteRank] as Rank;
         const [target, origin] = [
@@ -174,15 +185,23 @@ function check(scene: Scene): void {
     expect(written.every((marks) => marks.every((times) => times <= 1))).toBe(true);
     if (request.receivePass !== undefined) applyReceivePass(plan, request.receivePass, local.bytes);
   }
-  for (const { geometry } of prefill) expect(notified.get(geometry.tpRank)).toBe(plans[0]?.localConsumers);
+  for (const { geometry } of prefill)
+    expect(notified.get(geometry.tpRank)).toBe(plans[0]?.localConsumers);
   compare(scene, decode, decodeTables);
 }
 
 const pairsIn = ({ localIds, remoteIds }: { localIds: Int32Array; remoteIds: Int32Array }) =>
   [...localIds].map((id, at) => `${id}<${remoteIds[at]}`).sort();
 
-/** Checks that the request's cells arrived, the rest of its blocks is zero, and all other bytes are unchanged. */
-function compare(scene: Scene, decode: readonly Rank[], tables: readonly (readonly number[])[]): void {
+/**
+ * Checks that the request's cells arrived, the rest of its blocks is zero, and all other bytes are
+ * unchanged.
+ */
+function compare(
+  scene: Scene,
+  decode: readonly Rank[],
+  tables: readonly (readonly number[])[],
+): void {
   const expected = engineOf(scene.decode, scene.model, 2 ** 30, FILLER);
   for (const rank of expected) {
     const { regions, physicalBlocksPerLogical } = rank.geometry;
@@ -192,7 +211,8 @@ function compare(scene: Scene, decode: readonly Rank[], tables: readonly (readon
         for (const logical of table.slice(scene.computedBlocks)) {
           for (let part = 0; part < physicalBlocksPerLogical; part++) {
             const start =
-              (logical * physicalBlocksPerLogical + part) * (regions[region]?.blockStrideBytes ?? 0);
+              (logical * physicalBlocksPerLogical + part) *
+              (regions[region]?.blockStrideBytes ?? 0);
             bytes.fill(0, start, start + (regions[region]?.blockLengthBytes ?? 0));
           }
         }
@@ -236,7 +256,9 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
     })
     .filter(({ prefillTp, decodeTp, numKvHeads }) => {
       if (!divides(prefillTp, decodeTp)) return false;
-      return options.mla === true || (divides(prefillTp, numKvHeads) && divides(decodeTp, numKvHeads));
+      return (
+        options.mla === true || (divides(prefillTp, numKvHeads) && divides(decodeTp, numKvHeads))
+      );
     });
   const groupings = options.mla
     ? [{ groups: ["mla"], regions: [0, 0] } as const]
@@ -256,7 +278,10 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
       remoteLayout: fc.constantFrom(...(options.remoteLayouts ?? [undefined])),
       block:
         options.blocks === undefined
-          ? fc.record({ remoteBlock: fc.constantFrom(1, 2, 4, 16), ratio: fc.constantFrom(1, 1, 2, 3, 4) })
+          ? fc.record({
+              remoteBlock: fc.constantFrom(1, 2, 4, 16),
+              ratio: fc.constantFrom(1, 1, 2, 3, 4),
+            })
           : fc
               .constantFrom(...options.blocks)
               .map(([one, other]) => ({ remoteBlock: other, ratio: one / other })),
@@ -334,7 +359,9 @@ test("head-major caches: every TP pair, block ratio, padding, grouping and prefi
 });
 
 test("MLA: reads one copy and notifies the other ranks", () => {
-  fc.assert(fc.property(scenes({ mla: true, layouts: ["LBHNC", "LBNHC"] }), check), { numRuns: RUNS / 2 });
+  fc.assert(fc.property(scenes({ mla: true, layouts: ["LBHNC", "LBNHC"] }), check), {
+    numRuns: RUNS / 2,
+  });
 });
 
 test("token-major caches: moves whole blocks for equal heads, and single tokens for a split by head", () => {
@@ -354,15 +381,20 @@ const UNLIKE_BLOCKS = [
 ] as const;
 
 test("the direct form: any block sizes and orders, with a receive pass only for the tail", () => {
-  const direct = scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }).map(
-    (scene): Scene => ({ ...scene, form: "direct" }),
-  );
+  const direct = scenes({
+    layouts: ALL_ORDERS,
+    remoteLayouts: ALL_ORDERS,
+    blocks: UNLIKE_BLOCKS,
+  }).map((scene): Scene => ({ ...scene, form: "direct" }));
   fc.assert(fc.property(direct, check), { numRuns: RUNS });
 });
 
 test("the form that the plan chooses", () => {
   fc.assert(
-    fc.property(scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }), check),
+    fc.property(
+      scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }),
+      check,
+    ),
     { numRuns: RUNS / 2 },
   );
 });
@@ -381,7 +413,9 @@ test("MLA with any block sizes", () => {
 test("head-major into token-major: the receive pass reorders, also across TP and block sizes", () => {
   const nhd = scenes({ layouts: ["LBHNC"] })
     .filter((scene) => scene.model.groups.length === 1)
-    .map((scene): Scene => ({ ...scene, permute: true, decode: { ...scene.decode, layout: "LBNHC" } }));
+    .map(
+      (scene): Scene => ({ ...scene, permute: true, decode: { ...scene.decode, layout: "LBNHC" } }),
+    );
   fc.assert(fc.property(nhd, check), { numRuns: RUNS / 2 });
 });
 
@@ -420,9 +454,14 @@ test.each([
   [4, 1],
   [4, 2],
   [8, 2],
-])("beyond: prefill TP %i, decode TP %i, prefill blocks of 16 into blocks of 32", (prefillTp, decodeTp) => {
-  check(scene({ prefill: { tpSize: prefillTp }, decode: { tpSize: decodeTp, kernelBlockSize: 32 } }));
-});
+])(
+  "beyond: prefill TP %i, decode TP %i, prefill blocks of 16 into blocks of 32",
+  (prefillTp, decodeTp) => {
+    check(
+      scene({ prefill: { tpSize: prefillTp }, decode: { tpSize: decodeTp, kernelBlockSize: 32 } }),
+    );
+  },
+);
 
 test.each([
   [16, 32],

@@ -52,7 +52,10 @@ function tableRow(side: "localTable" | "remoteTable", change: Rows): Mutation {
     if (source === undefined) return undefined;
     const rows = source[side].rows.slice();
     change(rows, 5 * pick(rows.length / 5));
-    const changed = { ...source.lists[0], [side]: { ...source[side], rows } } as SourcePlan["lists"][number];
+    const changed = {
+      ...source.lists[0],
+      [side]: { ...source[side], rows },
+    } as SourcePlan["lists"][number];
     const other = { ...source, lists: [changed, ...source.lists.slice(1)] };
     return withPlan(sound, rank, { sources: replaced(plan.sources, read.sourceIndex, other) });
   };
@@ -74,14 +77,18 @@ function read(
     const other = change(request.reads[index] as RequestRead, pick, plan);
     if (other === undefined) return undefined;
     // Rebuild the runs from the ids.
-    const runs = Int32Array.from([...other.localIds].flatMap((id, at) => [id, other.remoteIds[at] ?? -1, 1]));
+    const runs = Int32Array.from(
+      [...other.localIds].flatMap((id, at) => [id, other.remoteIds[at] ?? -1, 1]),
+    );
     return withRequest(sound, rank, { reads: replaced(request.reads, index, { ...other, runs }) });
   };
 }
 
 /** Changes the receive pass of one rank: that of the first group to which the change applies. */
 const pass =
-  (change: (group: ReceivePassGroup, plan: EngineTransferPlan) => ReceivePassGroup | undefined): Mutation =>
+  (
+    change: (group: ReceivePassGroup, plan: EngineTransferPlan) => ReceivePassGroup | undefined,
+  ): Mutation =>
   (sound, pick) => {
     const rank = pick(sound.requests.length);
     const [plan, request] = [sound.plans[rank], sound.requests[rank]];
@@ -90,7 +97,9 @@ const pass =
     for (const [index, group] of groups.entries()) {
       const other = change(group, plan);
       if (other !== undefined)
-        return withRequest(sound, rank, { receivePass: { groups: replaced(groups, index, other) } });
+        return withRequest(sound, rank, {
+          receivePass: { groups: replaced(groups, index, other) },
+        });
     }
     return undefined;
   };
@@ -101,7 +110,10 @@ const lead = (group: ReceivePassGroup, by: number): ReceivePassGroup | undefined
   if (leadingBlock === undefined) return undefined;
   return { ...group, leadingBlock: { ...leadingBlock, untilToken: leadingBlock.untilToken + by } };
 };
-/** One head, or one token, has one order only; parts of one token come as tokens, which is what a token-major block is. */
+/**
+ * One head, or one token, has one order only; parts of one token come as tokens, which is what a
+ * token-major block is.
+ */
 const orderMatters = ({ localHeads, local, blockOrder, blockSizeRatio }: EngineTransferPlan) =>
   localHeads > 1 && local.kernelBlockSize > (blockOrder === "token-major" ? blockSizeRatio : 1);
 const change = (rows: Float64Array, at: number, by: number) => {
@@ -125,8 +137,12 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   ),
   "a local row is one byte shorter": tableRow("localTable", (rows, at) => change(rows, at + 1, -1)),
   "a remote row is one byte longer": tableRow("remoteTable", (rows, at) => change(rows, at + 1, 1)),
-  "a local row's stride is one byte more": tableRow("localTable", (rows, at) => change(rows, at + 3, 1)),
-  "a remote row has one descriptor less": tableRow("remoteTable", (rows, at) => change(rows, at + 4, -1)),
+  "a local row's stride is one byte more": tableRow("localTable", (rows, at) =>
+    change(rows, at + 3, 1),
+  ),
+  "a remote row has one descriptor less": tableRow("remoteTable", (rows, at) =>
+    change(rows, at + 4, -1),
+  ),
   "two pairs change places on one side": read((old) => {
     const last = old.remoteIds.length - 1;
     if (last < 1) return undefined;
@@ -167,8 +183,10 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const plan = sound.plans[rank];
     const [one, two, ...others] = plan?.sources ?? [];
     if (plan === undefined || one === undefined || two === undefined) return undefined;
-    // With DCP, a request behind a prefix hit may read neither. The order means nothing to another request.
-    if (sound.requests[rank]?.reads.every(({ sourceIndex }) => sourceIndex > 1) !== false) return undefined;
+    // With DCP, a request behind a prefix hit may read neither. The order means nothing to another
+    // request.
+    if (sound.requests[rank]?.reads.every(({ sourceIndex }) => sourceIndex > 1) !== false)
+      return undefined;
     return withPlan(sound, rank, { sources: [two, one, ...others] });
   },
   "a source's heads come from another rank": (sound, pick) => {
@@ -184,7 +202,9 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     return withPlan(sound, rank, { sources: [spoiled, two, ...others] });
   },
   "a read names another rank": read((old, _pick, plan) =>
-    plan.remote.tpSize === 1 ? undefined : { ...old, remoteRank: (old.remoteRank + 1) % plan.remote.tpSize },
+    plan.remote.tpSize === 1
+      ? undefined
+      : { ...old, remoteRank: (old.remoteRank + 1) % plan.remote.tpSize },
   ),
   "a whole read is left out": (sound, pick) => {
     const rank = pick(sound.requests.length);
@@ -211,7 +231,9 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const other = Array.from({ length: plan.remote.tpSize + 1 }, (_, at) => at).find(
       (at) => !told.includes(at),
     );
-    return other === undefined ? undefined : withNotified(sound, rank, [...request.notifyRanks, other]);
+    return other === undefined
+      ? undefined
+      : withNotified(sound, rank, [...request.notifyRanks, other]);
   },
   "the count of notifications is one more": (sound) => ({
     ...sound,
@@ -230,18 +252,27 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
       ? undefined
       : {
           ...group,
-          permuteBlockIds: Int32Array.of(...group.permuteBlockIds, group.permuteBlockIds[0] as number),
+          permuteBlockIds: Int32Array.of(
+            ...group.permuteBlockIds,
+            group.permuteBlockIds[0] as number,
+          ),
         },
   ),
   "the tail begins one token late": pass((group) =>
     group.partialBlock === undefined
       ? undefined
-      : { ...group, partialBlock: { ...group.partialBlock, fromToken: group.partialBlock.fromToken + 1 } },
+      : {
+          ...group,
+          partialBlock: { ...group.partialBlock, fromToken: group.partialBlock.fromToken + 1 },
+        },
   ),
   "the tail begins one token early": pass((group) =>
     group.partialBlock === undefined
       ? undefined
-      : { ...group, partialBlock: { ...group.partialBlock, fromToken: group.partialBlock.fromToken - 1 } },
+      : {
+          ...group,
+          partialBlock: { ...group.partialBlock, fromToken: group.partialBlock.fromToken - 1 },
+        },
   ),
   "the tail is not zeroed": pass(({ partialBlock, ...group }) =>
     partialBlock === undefined ? undefined : group,
@@ -252,7 +283,9 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     leadingBlock === undefined ? undefined : group,
   ),
   "a block beyond the end is not zeroed": pass((group) =>
-    group.zeroBlockIds.length === 0 ? undefined : { ...group, zeroBlockIds: group.zeroBlockIds.slice(1) },
+    group.zeroBlockIds.length === 0
+      ? undefined
+      : { ...group, zeroBlockIds: group.zeroBlockIds.slice(1) },
   ),
   "a foreign block is zeroed": pass((group, plan) => ({
     ...group,

@@ -7,7 +7,12 @@ import { groupKvHeadsOf } from "../bytes/kind-memory.js";
 import { buildKinds, type KindScene, kindScene, requestOfKinds } from "../bytes/kind-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 
-const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
+const REFUSALS = [
+  "KV_TOPOLOGY_INVALID",
+  "KV_PLAN_INVALID",
+  "KV_PLAN_INCOMPATIBLE",
+  "KV_PLAN_UNSUPPORTED",
+];
 
 function prove(scene: KindScene, counts: { proven: number; refused: number }): void {
   let built: ReturnType<typeof buildKinds>;
@@ -25,7 +30,9 @@ function prove(scene: KindScene, counts: { proven: number; refused: number }): v
     requests: [{ blocks: requestOfKinds(scene) }],
   });
   if (!verdict.proven)
-    expect.fail(`${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`);
+    expect.fail(
+      `${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`,
+    );
   counts.proven += 1;
 }
 
@@ -40,8 +47,12 @@ test("proves every plan for state, MLA, windows, packed rows, stages, DCP and me
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-/** What P cannot do though D can: put blocks in its order, as its conversions need not be those of D, and have larger DCP groups than D where D's are smaller than its engine. */
-const ONE_WAY = /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
+/**
+ * What P cannot do though D can: put blocks in its order, as its conversions need not be those of
+ * D, and have larger DCP groups than D where D's are smaller than its engine.
+ */
+const ONE_WAY =
+  /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
 
 test("a pair of such engines that has a plan has one for the way back, which is proven, or P's order of blocks or D's DCP group is refused", {
   timeout: PROPERTY_TIMEOUT_MS,
@@ -52,7 +63,8 @@ test("a pair of such engines that has a plan has one for the way back, which is 
   ];
   fc.assert(
     fc.property(kindScene, (scene) => {
-      // These do not read: an engine of pipeline stages, and rows of several layers from blocks of one layer.
+      // These do not read: an engine of pipeline stages, and rows of several layers from blocks of
+      // one layer.
       const { stages, packed } = scene.prefill;
       if (stages !== undefined || packed === true) return;
       const before = there.proven;
@@ -78,7 +90,12 @@ test("proves a padded page of one head across layouts", () => {
   const scene: KindScene = {
     groups: ["mla", "mamba"],
     caches: [{ name: "layer.0", groups: [0, 1], state: { projections: [64], recurrent: 64 } }],
-    ...{ numKvHeads: 4, numTokens: 1, computedBlocks: 0, windowBlocks: 1, states: 1, seed: 0 },
+    numKvHeads: 4,
+    numTokens: 1,
+    computedBlocks: 0,
+    windowBlocks: 1,
+    states: 1,
+    seed: 0,
     prefill: { ...engine, layout: "LBNHC" },
     decode: { ...engine, layout: "LBHNC" },
     form: undefined,

@@ -73,7 +73,8 @@ function spoil(mutation: Mutation): number {
     if (mutated === undefined) continue;
     spoiled += 1;
     let verdict = verdictOf(given, mutated);
-    // The request has no descriptor of the changed row: the sample requests, which reach every row, find it.
+    // The request has no descriptor of the changed row: the sample requests, which reach every row,
+    // find it.
     if (verdict.proven && mutated.requests === given.sound.requests) {
       const { remotes, scene: model } = given;
       verdict = proveEnginePlans(mutated.plans, { remotes, numKvHeads: model.numKvHeads });

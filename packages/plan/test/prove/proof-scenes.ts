@@ -67,7 +67,9 @@ export function ranksOf(scene: Scene, engine: EngineDraw, firstAddress: number):
     deviceId: tpRank,
     ...(differ
       ? {
-          groupBlockTokens: scene.blockTimes.map((times) => (times * logicalTokens(engine)) / engine.dcpSize),
+          groupBlockTokens: scene.blockTimes.map(
+            (times) => (times * logicalTokens(engine)) / engine.dcpSize,
+          ),
         }
       : {}),
     regions: scene.regionGroups.map((groupId, index) => ({
@@ -100,7 +102,9 @@ export function tables(scene: Scene, engine: EngineDraw, seed: number): number[]
   const most = Math.ceil(scene.numTokens / logicalTokens(engine));
   const ids = pool(engine.numLogicalBlocks, seed);
   return scene.groups.map((_, group) => {
-    const each = Math.ceil(scene.numTokens / (logicalTokens(engine) * (scene.blockTimes[group] ?? 1)));
+    const each = Math.ceil(
+      scene.numTokens / (logicalTokens(engine) * (scene.blockTimes[group] ?? 1)),
+    );
     return ids.slice(group * most, group * most + each);
   });
 }
@@ -267,13 +271,14 @@ export const likelyScene = anyScene.filter(
     divide(prefill.dcpSize, decode.dcpSize) &&
     prefill.tpSize % prefill.dcpSize === 0 &&
     decode.tpSize % decode.dcpSize === 0 &&
-    (groups.includes("mla") || (divide(prefill.tpSize, numKvHeads) && divide(decode.tpSize, numKvHeads))) &&
+    (groups.includes("mla") ||
+      (divide(prefill.tpSize, numKvHeads) && divide(decode.tpSize, numKvHeads))) &&
     decode.kernelBlockSize % prefill.kernelBlockSize === 0,
 );
 
 /**
- * What each stage of a P that pushes plans and writes: the scene with the stage's layers alone. Groups without a layer there have no blocks; the stages'
- * layers together are all of them.
+ * What each stage of a P that pushes plans and writes: the scene with the stage's layers alone.
+ * Groups without a layer there have no blocks; the stages' layers together are all of them.
  */
 export function stagesOf(scene: Scene): readonly Scene[] {
   const { regionGroups, groups } = scene;

@@ -16,7 +16,12 @@ import {
 } from "./proof-scenes.js";
 
 const RUNS = isLongRun ? 1000 : 200;
-const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
+const REFUSALS = [
+  "KV_TOPOLOGY_INVALID",
+  "KV_PLAN_INVALID",
+  "KV_PLAN_INCOMPATIBLE",
+  "KV_PLAN_UNSUPPORTED",
+];
 
 /** The plans, or undefined where the planner refuses the pair with a reason. */
 function accepted(scene: Scene): BuiltScene | undefined {
@@ -38,9 +43,14 @@ function check(scene: Scene, counts?: { proven: number; refused: number }): void
   // The sample requests take longer, so only some scenes use them.
   const own = [{ blocks: sampleRequest(scene) }];
   for (const requests of scene.seed % 10 === 0 ? [own, undefined] : [own]) {
-    const verdict = proveEnginePlans(built.plans, { ...options, ...(requests ? { requests } : {}) });
+    const verdict = proveEnginePlans(built.plans, {
+      ...options,
+      ...(requests ? { requests } : {}),
+    });
     if (!verdict.proven)
-      expect.fail(`${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`);
+      expect.fail(
+        `${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`,
+      );
   }
   if (counts !== undefined) counts.proven += 1;
 }
@@ -57,10 +67,16 @@ test("proves every accepted pair, with its request and with sample requests", {
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-/** What P cannot do though D can: put blocks in its order, as its conversions need not be those of D, and have larger DCP groups than D where D's are smaller than its engine. */
-const ONE_WAY = /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
+/**
+ * What P cannot do though D can: put blocks in its order, as its conversions need not be those of
+ * D, and have larger DCP groups than D where D's are smaller than its engine.
+ */
+const ONE_WAY =
+  /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
 
-/** The scene of the next turn: P reads what D has, with as much in its own prefix cache as D had. */
+/**
+ * The scene of the next turn: P reads what D has, with as much in its own prefix cache as D had.
+ */
 function nextTurn(scene: Scene): Scene {
   const { prefill: decode, decode: prefill, numTokens, computedBlocks } = scene;
   const blocks = Math.ceil(numTokens / logicalTokens(decode));
@@ -89,7 +105,9 @@ test("a pair that has a plan has one for the way back from D to P, which is prov
   expect(counts.proven).toBeGreaterThan(20 * counts.refused);
 });
 
-test("pairs of any sizes are proven, or refused with a reason", { timeout: PROPERTY_TIMEOUT_MS }, () => {
+test("pairs of any sizes are proven, or refused with a reason", {
+  timeout: PROPERTY_TIMEOUT_MS,
+}, () => {
   fc.assert(
     fc.property(anyScene, (scene) => check(scene)),
     { numRuns: RUNS },

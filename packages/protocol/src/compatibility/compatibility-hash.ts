@@ -1,7 +1,10 @@
 import { createHash } from "node:crypto";
 import { pythonJson } from "./python-json.js";
 
-/** The factors of vLLM's compatibility hash, under vLLM's names (0.33, connector version 15). Both sides of a pair must have equal values. */
+/**
+ * The factors of vLLM's compatibility hash, under vLLM's names (0.33, connector version 15). Both
+ * sides of a pair must have equal values.
+ */
 export interface CompatibilityFactors {
   /** vLLM's version, such as "0.33.0". */
   readonly vllm_version: string;
@@ -29,8 +32,13 @@ export interface CompatibilityFactors {
   readonly transfer_mode: "pull" | "push";
 }
 
-/** Lower-case hex of the SHA-256 of Python's `json.dumps(factors, sort_keys=True)` (vLLM 0.33: `hash_factors`, vllm/config/utils.py). */
-export function compatibilityHash(factors: CompatibilityFactors | Readonly<Record<string, unknown>>): string {
+/**
+ * Lower-case hex of the SHA-256 of Python's `json.dumps(factors, sort_keys=True)` (vLLM 0.33:
+ * `hash_factors`, vllm/config/utils.py).
+ */
+export function compatibilityHash(
+  factors: CompatibilityFactors | Readonly<Record<string, unknown>>,
+): string {
   return sha256Hex(pythonJson(factors));
 }
 
@@ -49,7 +57,10 @@ export interface FactorDifference {
   readonly theirs: unknown;
 }
 
-/** The factors that differ between two sets, in alphabetical order. Values are compared as Python writes them. */
+/**
+ * The factors that differ between two sets, in alphabetical order. Values are compared as Python
+ * writes them.
+ */
 export function compareFactors(
   ours: Readonly<Record<string, unknown>>,
   theirs: Readonly<Record<string, unknown>>,

@@ -9,7 +9,10 @@ import {
   VLLM_VERSIONS,
 } from "../index.js";
 
-const cases = readFileSync(new URL("../../fixtures/wire/compat_hash.jsonl", import.meta.url), "utf8")
+const cases = readFileSync(
+  new URL("../../fixtures/wire/compat_hash.jsonl", import.meta.url),
+  "utf8",
+)
   .split("\n")
   .filter(Boolean)
   .map((line) => JSON.parse(line) as { factors: Record<string, unknown>; hash: string });
@@ -55,7 +58,9 @@ test("equal hashes need no comparison, and factors that the peer sends are compa
   const model = changed({ model: "somewhere/else" });
   const compared = explainCompatibility(ours, { hash: compatibilityHash(model), factors: model });
   expect(compared).toMatchObject({ how: "compared", tried: 0 });
-  expect(compared.differences).toEqual([{ factor: "model", ours: ours["model"], theirs: "somewhere/else" }]);
+  expect(compared.differences).toEqual([
+    { factor: "model", ours: ours["model"], theirs: "somewhere/else" },
+  ]);
   expect(compared.text).toContain(`model is "${ours["model"]}" here and "somewhere/else" there`);
 });
 
@@ -74,9 +79,9 @@ test.each([
 ])("with only a hash, finds %j and reports it as a guess", (changes) => {
   const guessed = explainDigest(changes);
   expect(guessed.how).toBe("guessed");
-  expect(Object.fromEntries(guessed.differences.map(({ factor, theirs }) => [factor, theirs]))).toEqual(
-    changes,
-  );
+  expect(
+    Object.fromEntries(guessed.differences.map(({ factor, theirs }) => [factor, theirs])),
+  ).toEqual(changes);
   expect(guessed.text).toContain("guessed");
 });
 
@@ -93,11 +98,15 @@ test("the search stops after 4000 tries, however many candidates there are", () 
   const unknown = explainDigest({ num_kv_heads: 7777 }, many);
   expect(unknown).toMatchObject({ how: "unknown", tried: 4000 });
   expect(unknown.text).toContain("the search ended");
-  expect(unknown.text).toContain("not tried: other values of num_kv_heads, head_size, num_hidden_layers");
+  expect(unknown.text).toContain(
+    "not tried: other values of num_kv_heads, head_size, num_hidden_layers",
+  );
 });
 
 test("modelForms lists the other names of a model", () => {
-  expect(modelForms("/root/.cache/hub/models--Qwen--Qwen3-0.6B/snapshots/abc/")).toContain("Qwen/Qwen3-0.6B");
+  expect(modelForms("/root/.cache/hub/models--Qwen--Qwen3-0.6B/snapshots/abc/")).toContain(
+    "Qwen/Qwen3-0.6B",
+  );
   expect(modelForms("Qwen/Qwen3-0.6B")).toEqual(["Qwen/Qwen3-0.6B/", "Qwen3-0.6B"]);
 });
 

@@ -1,5 +1,10 @@
 import { VLLM_VERSIONS, type VllmVersion, vllmWire } from "../versions/vllm-wire.js";
-import { compareFactors, compatibilityHash, type FactorDifference, sha256Hex } from "./compatibility-hash.js";
+import {
+  compareFactors,
+  compatibilityHash,
+  type FactorDifference,
+  sha256Hex,
+} from "./compatibility-hash.js";
 import {
   COMMON_CANDIDATES,
   type FactorCandidates,
@@ -9,7 +14,10 @@ import {
 } from "./factor-candidates.js";
 import { byCodePoint, pythonJson } from "./python-json.js";
 
-/** Most combinations that are hashed. They take some tens of milliseconds of the event loop, once per refused handshake. */
+/**
+ * Most combinations that are hashed. They take some tens of milliseconds of the event loop, once
+ * per refused handshake.
+ */
 const MAX_TRIED = 4000;
 
 type Factors = Readonly<Record<string, unknown>>;
@@ -17,9 +25,10 @@ type Factors = Readonly<Record<string, unknown>>;
 /** Why the compatibility hashes of two engines differ. */
 export interface CompatibilityExplanation {
   /**
-   * `equal`: the hashes are equal. `compared`: the peer sent its factors. `guessed`: the peer sent only the hash, and it is the hash of our
-   * factors with these changes. `unknown`: no candidate gives the peer's hash. `inconsistent`: the factors that the peer sent do not give
-   * the hash that it sent.
+   * `equal`: the hashes are equal. `compared`: the peer sent its factors. `guessed`: the peer sent
+   * only the hash, and it is the hash of our factors with these changes. `unknown`: no candidate
+   * gives the peer's hash. `inconsistent`: the factors that the peer sent do not give the hash that
+   * it sent.
    */
   readonly how: "equal" | "compared" | "guessed" | "unknown" | "inconsistent";
   /** The factors that differ, with both values. Empty for `equal` and `unknown`. */
@@ -31,9 +40,10 @@ export interface CompatibilityExplanation {
 }
 
 /**
- * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only the hash: then our factors as each
- * described release of vLLM would have them are tried, and changes of one, two and three factors, from `candidates` first and from common values
- * after them; at most 4,000 combinations. Throws nothing.
+ * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only
+ * the hash: then our factors as each described release of vLLM would have them are tried, and
+ * changes of one, two and three factors, from `candidates` first and from common values after them;
+ * at most 4,000 combinations. Throws nothing.
  */
 export function explainCompatibility(
   ours: Factors,
@@ -63,19 +73,32 @@ function compareSent(ours: Factors, hash: string, factors: Factors): Compatibili
   return { how: "inconsistent", differences, tried: 0, text };
 }
 
-function search(ours: Factors, hash: string, candidates: FactorCandidates): CompatibilityExplanation {
+function search(
+  ours: Factors,
+  hash: string,
+  candidates: FactorCandidates,
+): CompatibilityExplanation {
   const releases = VLLM_VERSIONS.flatMap((version) => asRelease(ours, version));
   const release = releases.findIndex((factors) => compatibilityHash(factors) === hash);
   if (release >= 0) return guessed(ours, releases[release] ?? ours, release + 1);
   const common = optionsOf(ours, [candidates, COMMON_CANDIDATES]);
-  // The texts of all entries in Python's order, changed in place: formatting all factors for each combination takes ten times as long.
+  // The texts of all entries in Python's order, changed in place: formatting all factors for each
+  // combination takes ten times as long.
   const factors = Object.keys(ours).sort(byCodePoint);
   const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
   const entries = factors.map((factor) => entry(factor, ours[factor]));
   let tried = releases.length;
 
-  /** Tries changes of `changes` factors, none before index `from`, until `limit` have been tried. Returns the combination that gives the peer's hash. */
-  function tryChanges(options: Options, changes: number, limit: number, from = 0): Factors | undefined {
+  /**
+   * Tries changes of `changes` factors, none before index `from`, until `limit` have been tried.
+   * Returns the combination that gives the peer's hash.
+   */
+  function tryChanges(
+    options: Options,
+    changes: number,
+    limit: number,
+    from = 0,
+  ): Factors | undefined {
     for (const [i, { factor, values }] of options.entries()) {
       if (i < from) continue;
       const at = factors.indexOf(factor);
@@ -98,7 +121,8 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
 
   let limit = MAX_TRIED;
   let found = tryChanges(common, 1, limit);
-  // Values that are too many to be combined, of one factor at a time. They do not count for the limit.
+  // Values that are too many to be combined, of one factor at a time. They do not count for the
+  // limit.
   const tries = found === undefined && tried < limit;
   const wide = { ...SINGLE_CANDIDATES, speculative_config: speculativeCandidates(ours) };
   const single = tries ? optionsOf(ours, [wide]) : [];
@@ -109,7 +133,9 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
   if (found !== undefined) return guessed(ours, { ...ours, ...found }, tried);
   const combined = common.map(({ factor }) => factor);
   const alone = single.map(({ factor }) => factor).filter((factor) => !combined.includes(factor));
-  const left = Object.keys(ours).filter((factor) => !combined.includes(factor) && !alone.includes(factor));
+  const left = Object.keys(ours).filter(
+    (factor) => !combined.includes(factor) && !alone.includes(factor),
+  );
   const ofAlone = alone.length === 0 ? "" : `, nor of ${alone.join(", ")} alone,`;
   const gaveUp = tried >= limit ? "; the search ended there" : "";
   const text = `the peer sent only a hash, ${hash.slice(0, 16)}…, and none of ${tried} combinations of other values of ${combined.join(
@@ -124,9 +150,13 @@ function guessed(ours: Factors, theirs: Factors, tried: number): CompatibilityEx
   return { how: "guessed", differences, tried, text };
 }
 
-/** Our factors as a release of vLLM has them: its two versions, without the factors that it lacks and with the one that only older releases have. */
+/**
+ * Our factors as a release of vLLM has them: its two versions, without the factors that it lacks
+ * and with the one that only older releases have.
+ */
 function asRelease(ours: Factors, version: VllmVersion): Factors[] {
-  const has = (release: VllmVersion, name: string) => name in vllmWire(release)["compatibility hash"];
+  const has = (release: VllmVersion, name: string) =>
+    name in vllmWire(release)["compatibility hash"];
   const kept = Object.entries(ours).filter(
     ([name]) => has(version, name) || !VLLM_VERSIONS.some((each) => has(each, name)),
   );
@@ -142,7 +172,10 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
 /** The values to try for each factor. */
 type Options = readonly { readonly factor: string; readonly values: readonly unknown[] }[];
 
-/** The values to try for each factor, without ours and without repetitions; the caller's candidates come first. */
+/**
+ * The values to try for each factor, without ours and without repetitions; the caller's candidates
+ * come first.
+ */
 function optionsOf(ours: Factors, candidates: readonly FactorCandidates[]): Options {
   return Object.keys(ours)
     .map((factor) => {
@@ -150,7 +183,11 @@ function optionsOf(ours: Factors, candidates: readonly FactorCandidates[]): Opti
       const forms = factor === "model" && typeof own === "string" ? modelForms(own) : [];
       const seen = new Set([pythonJson(own)]);
       const [given = {}, ...more] = candidates;
-      const values = [...(given[factor] ?? []), ...forms, ...more.flatMap((each) => each[factor] ?? [])];
+      const values = [
+        ...(given[factor] ?? []),
+        ...forms,
+        ...more.flatMap((each) => each[factor] ?? []),
+      ];
       const fresh = values.filter((value) => {
         const text = pythonJson(value);
         return !seen.has(text) && seen.add(text);
@@ -162,7 +199,9 @@ function optionsOf(ours: Factors, candidates: readonly FactorCandidates[]): Opti
 
 const list = (differences: readonly FactorDifference[]) =>
   differences
-    .map(({ factor, ours, theirs }) => `${factor} is ${short(ours)} here and ${short(theirs)} there`)
+    .map(
+      ({ factor, ours, theirs }) => `${factor} is ${short(ours)} here and ${short(theirs)} there`,
+    )
     .join("; ");
 
 /** Shortens a factor's value: a peer's may have any length. */

@@ -68,14 +68,16 @@ export const SINGLE_CANDIDATES: FactorCandidates = {
 };
 
 /**
- * Factors that no described release has, and that a later one may add (vllm-project/vllm#55776): the commit of the model's repository, as vLLM has resolved it, and
- * that of its code as it was given. A search tries them for releases that are not described.
+ * Factors that no described release has, and that a later one may add (vllm-project/vllm#55776):
+ * the commit of the model's repository, as vLLM has resolved it, and that of its code as it was
+ * given. A search tries them for releases that are not described.
  */
 export const PROPOSED_FACTORS: readonly string[] = ["revision", "code_revision"];
 
 /**
- * The forms in which vLLM may hash a speculative config; `settings` has members of vLLM's `--speculative-config`. None for a method that does not enter the
- * hash: "ngram", "suffix", "draft_model" and others that do not use the target's hidden states.
+ * The forms in which vLLM may hash a speculative config; `settings` has members of vLLM's
+ * `--speculative-config`. None for a method that does not enter the hash: "ngram", "suffix",
+ * "draft_model" and others that do not use the target's hidden states.
  */
 export function speculativeForms(
   { method, model, ...given }: Readonly<Record<string, unknown>>,
@@ -95,7 +97,10 @@ export function speculativeForms(
   }));
 }
 
-/** Values of `speculative_config` that a peer may have in place of ours: none, the model's own MTP layers, and ours with one member changed. */
+/**
+ * Values of `speculative_config` that a peer may have in place of ours: none, the model's own MTP
+ * layers, and ours with one member changed.
+ */
 export function speculativeCandidates(ours: Readonly<Record<string, unknown>>): readonly unknown[] {
   const { model, cache_dtype, speculative_config: own } = ours;
   const mtp = speculativeForms({ method: "mtp", model }, String(cache_dtype));
@@ -118,8 +123,9 @@ export function speculativeCandidates(ours: Readonly<Record<string, unknown>>): 
 }
 
 /**
- * Other names under which an engine may be started with the same model: with and without a trailing slash, the hub name for a directory of
- * the hub's cache (`…/models--org--name/snapshots/…`), and the last one and two parts of a path.
+ * Other names under which an engine may be started with the same model: with and without a trailing
+ * slash, the hub name for a directory of the hub's cache (`…/models--org--name/snapshots/…`), and
+ * the last one and two parts of a path.
  */
 export function modelForms(model: string): readonly string[] {
   const bare = model.replace(/\/+$/, "");

@@ -1,12 +1,20 @@
 import { readFileSync } from "node:fs";
 import { isLongRun } from "@kv/testing/long-run";
 import { expect, test } from "vitest";
-import { compatibilityHash, decodeAgentMetadata, decodeHandshakeReply, VLLM_VERSIONS } from "../index.js";
+import {
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  VLLM_VERSIONS,
+} from "../index.js";
 import { findHashFactors, searchHashFactors } from "./hash-factors.js";
 
 /** A handshake of a real vLLM 0.33 prefill server with TP 1: 4 regions, blocks of 32 tokens. */
 const reply = ["rep0", "rep1"].map((name) => {
-  const file = new URL(`../../fixtures/wire/handshake/v33_pull_p1.pp0tp0.${name}.bin`, import.meta.url);
+  const file = new URL(
+    `../../fixtures/wire/handshake/v33_pull_p1.pp0tp0.${name}.bin`,
+    import.meta.url,
+  );
   return new Uint8Array(readFileSync(file));
 });
 const METADATA = decodeAgentMetadata(decodeHandshakeReply(reply).payload.agentMetadataBytes);
@@ -67,7 +75,12 @@ test.each([
   ],
   [
     "vllm#55776: the model's revision, in a release that is not described",
-    { vllm_version: "0.34.0", nixl_connector_version: 16, revision: "b".repeat(40), code_revision: null },
+    {
+      vllm_version: "0.34.0",
+      nixl_connector_version: 16,
+      revision: "b".repeat(40),
+      code_revision: null,
+    },
     { vllmVersion: "0.34.0", knownFactors: { revision: ["a".repeat(40), "b".repeat(40)] } },
   ],
   ["vllm#49230: the model's own MTP layers", { speculative_config: MTP }, {}],
@@ -85,17 +98,28 @@ test.each([
     "field.md P4: nvfp4 in a bfloat16 model",
     { dtype: "torch.bfloat16", cache_dtype: "nvfp4", head_size: 128, num_kv_heads: 8 },
     // 32 tokens of 8 heads, K and V of 72 bytes each.
-    { cacheDtype: "nvfp4", metadata: { ...METADATA, blockLengthsBytes: Array(4).fill(32 * 8 * 144) } },
+    {
+      cacheDtype: "nvfp4",
+      metadata: { ...METADATA, blockLengthsBytes: Array(4).fill(32 * 8 * 144) },
+    },
   ],
   ["field.md P4: layers by their names, with a region less", { num_hidden_layers: 3 }, {}],
-  ["a factor that the user gave", { num_hidden_layers: 61 }, { knownFactors: { num_hidden_layers: 61 } }],
+  [
+    "a factor that the user gave",
+    { num_hidden_layers: 61 },
+    { knownFactors: { num_hidden_layers: 61 } },
+  ],
 ])("finds the factors: %s", (_, changed, more) => {
   const factors = { ...FACTORS, ...changed };
-  expect(findHashFactors(compatibilityHash(factors), { ...clues, ...more }).factors).toEqual(factors);
+  expect(findHashFactors(compatibilityHash(factors), { ...clues, ...more }).factors).toEqual(
+    factors,
+  );
 });
 
 /** Clues of a search that ends soon. In the long form it goes through all combinations. */
-const FEW = isLongRun ? clues : { ...clues, knownFactors: { dtype: "torch.float32", cache_dtype: "auto" } };
+const FEW = isLongRun
+  ? clues
+  : { ...clues, knownFactors: { dtype: "torch.float32", cache_dtype: "auto" } };
 
 test("a search in steps pauses often, and has the same result; without one, it is the number of tried combinations", () => {
   const search = searchHashFactors("0".repeat(64), FEW);

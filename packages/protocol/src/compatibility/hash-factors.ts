@@ -24,7 +24,10 @@ export interface HashClues {
   readonly models: readonly string[];
   /** The metadata of rank (0, 0). */
   readonly metadata: AgentMetadata;
-  /** The described versions whose metadata has the same fields, oldest first; the two newest where that is not known. */
+  /**
+   * The described versions whose metadata has the same fields, oldest first; the two newest where
+   * that is not known.
+   */
   readonly versions?: readonly VllmVersion[] | undefined;
   /** Tensor-parallel size of the engine. */
   readonly tpSize: number;
@@ -32,7 +35,11 @@ export interface HashClues {
   readonly cacheDtype: string | undefined;
   /** "pull" or "push", where it is known. */
   readonly transferMode: string | undefined;
-  /** Factors that the user gave, a list where the two servers of a pair may differ; no other value is tried for them, but null for `speculative_config`, which the other server of a pair may have. */
+  /**
+   * Factors that the user gave, a list where the two servers of a pair may differ; no other value
+   * is tried for them, but null for `speculative_config`, which the other server of a pair may
+   * have.
+   */
   readonly knownFactors: Readonly<Record<string, unknown>>;
 }
 
@@ -52,11 +59,17 @@ const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
 /** The latent vectors of DeepSeek models. */
 const LATENT_SIZES = [576, 512];
-/** `num_key_value_heads` of models with MLA: the hash has the number of their config, although their cache has one. */
+/**
+ * `num_key_value_heads` of models with MLA: the hash has the number of their config, although their
+ * cache has one.
+ */
 const LATENT_HEADS = [1, 128, 64, 16, 32, 96, 40, 20, 8, 4];
 const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 4 } as const;
 
-/** Finds the factors of a compatibility hash by trying combinations of the values that the clues leave open; takes up to a second. */
+/**
+ * Finds the factors of a compatibility hash by trying combinations of the values that the clues
+ * leave open; takes up to a second.
+ */
 export function findHashFactors(hash: string, clues: HashClues): HashSearch {
   const search = searchHashFactors(hash, clues);
   for (;;) {
@@ -65,10 +78,15 @@ export function findHashFactors(hash: string, clues: HashClues): HashSearch {
   }
 }
 
-/** As `findHashFactors`, in steps of a few milliseconds: a caller that serves others waits between two steps. */
+/**
+ * As `findHashFactors`, in steps of a few milliseconds: a caller that serves others waits between
+ * two steps.
+ */
 export function* searchHashFactors(hash: string, clues: HashClues): Generator<void, HashSearch> {
   const { knownFactors } = clues;
-  const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
+  const models = [
+    ...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])]),
+  ];
   const one = (name: string, others: readonly unknown[]) =>
     name in knownFactors ? [knownFactors[name]].flat() : others;
   const simple: Candidates = {
@@ -110,7 +128,10 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
   return { factors: undefined, tried };
 }
 
-/** Which values are tried beside the likely ones. A search goes through all ranges, likeliest first; all at once would be too many combinations. */
+/**
+ * Which values are tried beside the likely ones. A search goes through all ranges, likeliest first;
+ * all at once would be too many combinations.
+ */
 interface Range {
   readonly allCacheDtypes?: boolean;
   readonly allLayers?: boolean;
@@ -127,8 +148,9 @@ const RANGES: readonly Range[] = [
 ];
 
 /**
- * The values of `speculative_config` that fit other factors: none, what the user gave, and the model's own MTP layers. The same object for the same factors,
- * because the digester caches its text.
+ * The values of `speculative_config` that fit other factors: none, what the user gave, and the
+ * model's own MTP layers. The same object for the same factors, because the digester caches its
+ * text.
  */
 function speculationOf(known: Readonly<Record<string, unknown>>) {
   const cached = new Map<string, readonly { speculative_config: unknown }[]>();
@@ -150,7 +172,10 @@ function speculationOf(known: Readonly<Record<string, unknown>>) {
 const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** Computes `compatibilityHash` for thousands of combinations: the JSON of each value is cached, because values repeat. */
+/**
+ * Computes `compatibilityHash` for thousands of combinations: the JSON of each value is cached,
+ * because values repeat.
+ */
 function digester(): (factors: Readonly<Record<string, unknown>>) => string {
   const texts = new Map<string, Map<unknown, string>>();
   return (factors) => {
@@ -168,7 +193,10 @@ function digester(): (factors: Readonly<Record<string, unknown>>) => string {
   };
 }
 
-/** The releases that the server may run, likeliest first: the names of their factors, and both version factors. */
+/**
+ * The releases that the server may run, likeliest first: the names of their factors, and both
+ * version factors.
+ */
 function releases({ vllmVersion, versions = VLLM_VERSIONS.slice(-2) }: HashClues) {
   const described = vllmVersion === undefined ? undefined : describedVersion(vllmVersion);
   if (vllmVersion !== undefined && described === undefined) {
@@ -196,13 +224,18 @@ function release(
   return { names, vllm_version: versionTexts, nixl_connector_version: connectorVersions };
 }
 
-/** Depending on the build, vLLM hashes its version with or without the local part, such as `+cpu`. */
+/**
+ * Depending on the build, vLLM hashes its version with or without the local part, such as `+cpu`.
+ */
 function versionForms(version: string): string[] {
   const bare = version.replace(/\+.*$/, "");
   return [...new Set([version, bare, `${bare}+cpu`])];
 }
 
-/** Bytes of a head's elements with their scales, for types whose size is not that of an element (vLLM 0.33: `customize_spec`). */
+/**
+ * Bytes of a head's elements with their scales, for types whose size is not that of an element
+ * (vLLM 0.33: `customize_spec`).
+ */
 const ELEMENTS: Readonly<Record<string, (size: number) => number>> = {
   nvfp4: (size) => (size * 9) / 16,
   int8_per_token_head: (size) => size + 4,
@@ -210,14 +243,19 @@ const ELEMENTS: Readonly<Record<string, (size: number) => number>> = {
   int4_per_token_head: (size) => size / 2 + 4,
 };
 /** Bytes of a token's latent with its scales. */
-const LATENT_BYTES: Readonly<Record<string, readonly (readonly [bytes: number, headSize: number])[]>> = {
+const LATENT_BYTES: Readonly<
+  Record<string, readonly (readonly [bytes: number, headSize: number])[]>
+> = {
   fp8_ds_mla: [
     [656, 576],
     [584, 512],
   ],
 };
 
-/** Combinations of the factors that determine the length of a block: heads × content × tokens × bytes per value. */
+/**
+ * Combinations of the factors that determine the length of a block: heads × content × tokens ×
+ * bytes per value.
+ */
 function* shapes(
   { metadata, tpSize, knownFactors, cacheDtype: announced = "auto" }: HashClues,
   { allCacheDtypes = false, allLayers = false }: Range,
@@ -317,7 +355,8 @@ function* headsAndSizes({
       const local = tokenBytes / content;
       if (!Number.isInteger(local) || local < 1) continue;
       // When there are more ranks than heads, several ranks hold the same head.
-      for (let share = tpSize; share >= 1; share--) if (tpSize % share === 0) yield [local * share, size];
+      for (let share = tpSize; share >= 1; share--)
+        if (tpSize % share === 0) yield [local * share, size];
     }
   }
 }
@@ -335,6 +374,9 @@ function* combinations(
   }
 }
 
-function pick(from: Readonly<Record<string, unknown>>, names: readonly string[]): Record<string, unknown> {
+function pick(
+  from: Readonly<Record<string, unknown>>,
+  names: readonly string[],
+): Record<string, unknown> {
   return Object.fromEntries(names.filter((name) => name in from).map((name) => [name, from[name]]));
 }

@@ -1,8 +1,9 @@
 import { Float64 } from "../encoding/msgpack.js";
 
 /**
- * The text that Python's `json.dumps(value, sort_keys=True)` gives: separators ", " and ": ", keys sorted by code point, non-ASCII
- * characters escaped. Python distinguishes 1 from 1.0 and JavaScript does not: a whole number is written as an integer, `new Float64(1)` as 1.0.
+ * The text that Python's `json.dumps(value, sort_keys=True)` gives: separators ", " and ": ", keys
+ * sorted by code point, non-ASCII characters escaped. Python distinguishes 1 from 1.0 and
+ * JavaScript does not: a whole number is written as an integer, `new Float64(1)` as 1.0.
  */
 export function pythonJson(value: unknown): string {
   if (value === null || value === undefined) return "null";
@@ -12,11 +13,16 @@ export function pythonJson(value: unknown): string {
   if (typeof value === "number")
     return Number.isInteger(value) ? BigInt(value).toString() : pythonFloat(value);
   if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
-  const entries = Object.entries(value as Record<string, unknown>).sort(([a], [b]) => byCodePoint(a, b));
+  const entries = Object.entries(value as Record<string, unknown>).sort(([a], [b]) =>
+    byCodePoint(a, b),
+  );
   return `{${entries.map(([key, item]) => `${ascii(key)}: ${pythonJson(item)}`).join(", ")}}`;
 }
 
-/** Python's `repr` of a float: the same digits as JavaScript's, but the exponent form begins at other sizes. */
+/**
+ * Python's `repr` of a float: the same digits as JavaScript's, but the exponent form begins at
+ * other sizes.
+ */
 function pythonFloat(value: number): string {
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "Infinity" : "-Infinity";
@@ -37,7 +43,10 @@ function ascii(text: string): string {
   );
 }
 
-/** Compares strings as Python does, by code point. Returns a negative number, 0 or a positive number. */
+/**
+ * Compares strings as Python does, by code point. Returns a negative number, 0 or a positive
+ * number.
+ */
 export function byCodePoint(a: string, b: string): number {
   const left = [...a];
   const right = [...b];

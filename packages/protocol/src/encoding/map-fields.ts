@@ -1,7 +1,9 @@
 import { type BlockIds, KvError } from "@kv/interface";
 import { formatValue } from "./format-value.js";
 
-/** Longest string that a field may hold, in UTF-16 units, where the caller sets no smaller limit. */
+/**
+ * Longest string that a field may hold, in UTF-16 units, where the caller sets no smaller limit.
+ */
 const MAX_STRING_LENGTH = 4096;
 
 /** How `MapFields` names a message in errors, and how much of it is accepted. */
@@ -14,16 +16,23 @@ export interface MapFieldsOptions {
   readonly malformedCode?: "KV_WIRE_MALFORMED" | "KV_REQUEST_INVALID" | undefined;
 }
 
-/** Whether the value is a map as msgpack and JSON give one: an object that is neither a list nor bytes. */
+/**
+ * Whether the value is a map as msgpack and JSON give one: an object that is neither a list nor
+ * bytes.
+ */
 export function isMap(value: unknown): value is Readonly<Record<string, unknown>> {
   return (
-    typeof value === "object" && value !== null && !Array.isArray(value) && !(value instanceof Uint8Array)
+    typeof value === "object" &&
+    value !== null &&
+    !Array.isArray(value) &&
+    !(value instanceof Uint8Array)
   );
 }
 
 /**
- * Reads the fields of a peer's map one by one. Each read checks the value and names field and value in its error: `malformedCode` for a
- * wrong form, `KV_WIRE_LIMIT_EXCEEDED` for too many items or too long a string. Unread fields stay in `rest()`.
+ * Reads the fields of a peer's map one by one. Each read checks the value and names field and value
+ * in its error: `malformedCode` for a wrong form, `KV_WIRE_LIMIT_EXCEEDED` for too many items or
+ * too long a string. Unread fields stay in `rest()`.
  */
 export class MapFields {
   readonly #fields: Readonly<Record<string, unknown>>;
@@ -48,7 +57,9 @@ export class MapFields {
     return this.#string(this.raw(name), name, minLength, maxLength);
   }
 
-  /** An integer from `min` (default 0) to `max`; `fallback` stands in for an absent or null field. */
+  /**
+   * An integer from `min` (default 0) to `max`; `fallback` stands in for an absent or null field.
+   */
   integer(
     name: string,
     {
@@ -76,7 +87,9 @@ export class MapFields {
     return found;
   }
 
-  /** A list of integers of at least `min` (default 0); undefined when the field is absent or null. */
+  /**
+   * A list of integers of at least `min` (default 0); undefined when the field is absent or null.
+   */
   integers(name: string, { min = 0 } = {}): readonly number[] | undefined {
     const list = this.#list(name);
     if (list === undefined) return undefined;
@@ -88,18 +101,28 @@ export class MapFields {
 
   /** A list of strings; undefined when the field is absent or null. */
   strings(name: string): readonly string[] | undefined {
-    return this.#list(name)?.map((item, i) => this.#string(item, `${name}[${i}]`, 0, MAX_STRING_LENGTH));
+    return this.#list(name)?.map((item, i) =>
+      this.#string(item, `${name}[${i}]`, 0, MAX_STRING_LENGTH),
+    );
   }
 
-  /** Block ids: a list per KV cache group, each of integers of at least 0, each group with at least `minPerGroup` ids (default 0). */
-  blockIds(name: string, { minPerGroup = 0, maxPerGroup = Number.MAX_SAFE_INTEGER } = {}): BlockIds {
+  /**
+   * Block ids: a list per KV cache group, each of integers of at least 0, each group with at least
+   * `minPerGroup` ids (default 0).
+   */
+  blockIds(
+    name: string,
+    { minPerGroup = 0, maxPerGroup = Number.MAX_SAFE_INTEGER } = {},
+  ): BlockIds {
     const groups = this.#list(name);
-    if (groups === undefined) throw this.malformed(name, "a list of block ids per KV cache group", groups);
+    if (groups === undefined)
+      throw this.malformed(name, "a list of block ids per KV cache group", groups);
     return groups.map((group, i) => {
       const field = `${name}[${i}]`;
       if (!Array.isArray(group) || group.length < minPerGroup)
         throw this.malformed(field, `a list of at least ${minPerGroup} block ids`, group);
-      if (group.length > maxPerGroup) throw this.#tooMany(field, `${group.length} block ids`, maxPerGroup);
+      if (group.length > maxPerGroup)
+        throw this.#tooMany(field, `${group.length} block ids`, maxPerGroup);
       // By its position: an iterator takes several times as long, and there may be a million ids.
       for (let at = 0; at < group.length; at += 1) {
         const id: unknown = group[at];
@@ -110,9 +133,14 @@ export class MapFields {
     });
   }
 
-  /** Fields that were not read, so that a message with unknown fields encodes to the same bytes again. */
+  /**
+   * Fields that were not read, so that a message with unknown fields encodes to the same bytes
+   * again.
+   */
   rest(): Readonly<Record<string, unknown>> {
-    return Object.fromEntries(Object.entries(this.#fields).filter(([name]) => !this.#read.has(name)));
+    return Object.fromEntries(
+      Object.entries(this.#fields).filter(([name]) => !this.#read.has(name)),
+    );
   }
 
   /** The error for a field of the wrong form. */
@@ -123,7 +151,8 @@ export class MapFields {
   #string(found: unknown, name: string, minLength: number, maxLength: number): string {
     if (typeof found !== "string" || found.length < minLength)
       throw this.malformed(name, minLength === 0 ? "a string" : "a non-empty string", found);
-    if (found.length > maxLength) throw this.#tooMany(name, `${found.length} characters`, maxLength);
+    if (found.length > maxLength)
+      throw this.#tooMany(name, `${found.length} characters`, maxLength);
     return found;
   }
 
@@ -145,7 +174,10 @@ export class MapFields {
   }
 }
 
-/** The error for a part of a peer's message that has the wrong form. `code` is `KV_WIRE_MALFORMED` by default. */
+/**
+ * The error for a part of a peer's message that has the wrong form. `code` is `KV_WIRE_MALFORMED`
+ * by default.
+ */
 export function malformed(
   what: string,
   name: string,

@@ -1,6 +1,12 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { decodeMsgpack, decodeMsgpackInSteps, encodeMsgpack, Float64, MSGPACK_LIMITS } from "../index.js";
+import {
+  decodeMsgpack,
+  decodeMsgpackInSteps,
+  encodeMsgpack,
+  Float64,
+  MSGPACK_LIMITS,
+} from "../index.js";
 
 const hex = (data: Uint8Array) => Buffer.from(data).toString("hex");
 const decode = (data: string, limits?: Parameters<typeof decodeMsgpack>[2]) =>
@@ -100,13 +106,40 @@ test("plain data decodes to what was encoded", () => {
 
 test("A5: a message is decoded in steps of less than a thousand values", () => {
   const value = [
-    ...[null, true, false, -1, -32, -33, -129, -40_000, -5_000_000_000, 127, 128, 300, 70_000, 5_000_000_000],
-    ...[1.5, "", "é".repeat(40), "x".repeat(300), new Uint8Array(3), new Uint8Array(300), [], {}, [[]]],
+    null,
+    true,
+    false,
+    -1,
+    -32,
+    -33,
+    -129,
+    -40_000,
+    -5_000_000_000,
+    127,
+    128,
+    300,
+    70_000,
+    5_000_000_000,
+    1.5,
+    "",
+    "é".repeat(40),
+    "x".repeat(300),
+    new Uint8Array(3),
+    new Uint8Array(300),
+    [],
+    {},
+    [[]],
     { a: [{ b: 1 }, "c"], d: {} },
     Array.from({ length: 3000 }, (_, at) => at),
     Object.fromEntries(Array.from({ length: 20 }, (_, at) => [`k${at}`, at])),
   ];
-  const limits = { maxBytes: 2 ** 20, maxItems: 20_000, maxValues: 10_000, maxDepth: 4, maxTextBytes: 1000 };
+  const limits = {
+    maxBytes: 2 ** 20,
+    maxItems: 20_000,
+    maxValues: 10_000,
+    maxDepth: 4,
+    maxTextBytes: 1000,
+  };
   const steps = decodeMsgpackInSteps(encodeMsgpack(value), "a value", limits);
   let count = 0;
   let next = steps.next();
@@ -115,7 +148,9 @@ test("A5: a message is decoded in steps of less than a thousand values", () => {
   expect(count).toBeGreaterThanOrEqual(3);
   const whole = encodeMsgpack(value);
   for (const end of [0, 1, 20, whole.length - 1])
-    expect(() => [...decodeMsgpackInSteps(whole.subarray(0, end), "a value", limits)]).toThrow("truncated");
+    expect(() => [...decodeMsgpackInSteps(whole.subarray(0, end), "a value", limits)]).toThrow(
+      "truncated",
+    );
   for (const [wrong, code] of [
     [Uint8Array.from([...encodeMsgpack(1), 0]), "KV_WIRE_MALFORMED"],
     [Uint8Array.from([0xa1, 0xff]), "KV_WIRE_MALFORMED"],
@@ -131,13 +166,26 @@ test("A5: a message is decoded in steps of less than a thousand values", () => {
 
 test("integers beyond 2^53 are bigints where they are asked for", () => {
   const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
-  expect(decode("92cfffffffffffffffffd38000000000000000", limits)).toEqual([2n ** 64n - 1n, -(2n ** 63n)]);
+  expect(decode("92cfffffffffffffffffd38000000000000000", limits)).toEqual([
+    2n ** 64n - 1n,
+    -(2n ** 63n),
+  ]);
 });
 
 test("a long list of integers is an Int32Array with int32Lists, equal to the list without; another list stays one", () => {
   const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
   const integer = fc.nat(0x7fffffff);
-  const other = fc.constantFrom<unknown>(-1, 2 ** 31, 2 ** 40, 1.5, null, "a", [1], Array(1000).fill(7), {});
+  const other = fc.constantFrom<unknown>(
+    -1,
+    2 ** 31,
+    2 ** 40,
+    1.5,
+    null,
+    "a",
+    [1],
+    Array(1000).fill(7),
+    {},
+  );
   const elements = fc.tuple(
     fc.array(integer, { minLength: 1, maxLength: 20 }),
     fc.nat(10_000),
@@ -161,7 +209,10 @@ test("a long list of integers is an Int32Array with int32Lists, equal to the lis
       expect(decoded instanceof Int32Array).toBe(isTyped);
       expect(asList(decoded)).toEqual(list);
       expect(() =>
-        decodeMsgpack(bytes.subarray(0, cut % bytes.length), "frame", { ...limits, int32Lists: true }),
+        decodeMsgpack(bytes.subarray(0, cut % bytes.length), "frame", {
+          ...limits,
+          int32Lists: true,
+        }),
       ).toThrow(code("KV_WIRE_MALFORMED"));
     }),
     { numRuns: 100 },

@@ -10,19 +10,28 @@ export interface MsgpackLimits {
   readonly maxDepth: number;
   /** Elements of one list, or entries of one map. */
   readonly maxItems: number;
-  /** Values in the whole message, keys included: one byte of it can announce a list of many. @default 2_000_000 */
+  /**
+   * Values in the whole message, keys included: one byte of it can announce a list of many.
+   * @default 2_000_000
+   */
   readonly maxValues?: number | undefined;
   /** Bytes of one string, or of one binary value. @default no limit but that of the message */
   readonly maxTextBytes?: number | undefined;
   /** Integers beyond 2^53 are bigints. @default false: they are malformed */
   readonly bigIntegers?: boolean | undefined;
-  /** A list of 1000 and more integers from 0 to 2^31 - 1, such as token ids, is an `Int32Array`. @default false: it is a list */
+  /**
+   * A list of 1000 and more integers from 0 to 2^31 - 1, such as token ids, is an `Int32Array`.
+   * @default false: it is a list
+   */
   readonly int32Lists?: boolean | undefined;
 }
 
 const DEFAULT_MAX_VALUES = 2_000_000;
 
-/** Default limits: enough for a handshake with 100,000 regions. A real handshake of a large model is about 100 KB. */
+/**
+ * Default limits: enough for a handshake with 100,000 regions. A real handshake of a large model is
+ * about 100 KB.
+ */
 export const MSGPACK_LIMITS: MsgpackLimits = {
   maxBytes: 32 * 2 ** 20,
   maxDepth: 16,
@@ -30,7 +39,10 @@ export const MSGPACK_LIMITS: MsgpackLimits = {
   maxValues: DEFAULT_MAX_VALUES,
 };
 
-/** A number that msgpack must write as a float64 even when it is whole, such as a clock: Python's msgspec refuses an integer there. */
+/**
+ * A number that msgpack must write as a float64 even when it is whole, such as a clock: Python's
+ * msgspec refuses an integer there.
+ */
 export class Float64 {
   constructor(
     /** The number. */
@@ -38,7 +50,10 @@ export class Float64 {
   ) {}
 }
 
-/** Refuses objects that the library would silently write as an empty map or as a map of private fields. */
+/**
+ * Refuses objects that the library would silently write as an empty map or as a map of private
+ * fields.
+ */
 const plainDataOnly = new ExtensionCodec();
 plainDataOnly.tryToEncode = (value: unknown) => {
   if (![Float64, Map, Set, Date].some((type) => value instanceof type)) return null;
@@ -51,9 +66,10 @@ plainDataOnly.tryToEncode = (value: unknown) => {
 const encoder = new Encoder({ useBigInt64: false, extensionCodec: plainDataOnly });
 
 /**
- * Encodes a value to the same bytes as Python's msgspec: the shortest form of each integer (uint64 above 2^32), `bin` for bytes, `str` for
- * strings, map entries in insertion order. A `Float64` is allowed at the top level only. Integers must be safe integers; beyond 2^53 they
- * would be written as floats. Errors: `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
+ * Encodes a value to the same bytes as Python's msgspec: the shortest form of each integer (uint64
+ * above 2^32), `bin` for bytes, `str` for strings, map entries in insertion order. A `Float64` is
+ * allowed at the top level only. Integers must be safe integers; beyond 2^53 they would be written
+ * as floats. Errors: `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
  */
 export function encodeMsgpack(value: unknown): Uint8Array {
   if (value instanceof Float64) {
@@ -66,9 +82,12 @@ export function encodeMsgpack(value: unknown): Uint8Array {
 }
 
 /**
- * Decodes one whole message. Integers and floats both become numbers, so a whole float equals the integer. Bytes are copied: a view would keep the whole message
- * alive and would change when its buffer is reused. `what` names the message in errors. Errors: `KV_WIRE_LIMIT_EXCEEDED`; `KV_WIRE_MALFORMED` with the byte offset for anything
- * but one msgpack value up to the last byte, for integers beyond 2^53, extension types, map keys that are not strings or are `__proto__`, and strings that are not UTF-8.
+ * Decodes one whole message. Integers and floats both become numbers, so a whole float equals the
+ * integer. Bytes are copied: a view would keep the whole message alive and would change when its
+ * buffer is reused. `what` names the message in errors. Errors: `KV_WIRE_LIMIT_EXCEEDED`;
+ * `KV_WIRE_MALFORMED` with the byte offset for anything but one msgpack value up to the last byte,
+ * for integers beyond 2^53, extension types, map keys that are not strings or are `__proto__`, and
+ * strings that are not UTF-8.
  */
 export function decodeMsgpack(
   bytes: Uint8Array,
@@ -104,24 +123,34 @@ interface Container {
 }
 
 /**
- * As `decodeMsgpack`, but yields after each step, so that the caller can serve others between the steps. A list takes no more memory than its values can need: a few bytes can
- * announce one of 2^32.
+ * As `decodeMsgpack`, but yields after each step, so that the caller can serve others between the
+ * steps. A list takes no more memory than its values can need: a few bytes can announce one of
+ * 2^32.
  */
 export function* decodeMsgpackInSteps(
   bytes: Uint8Array,
   what: string,
   limits: MsgpackLimits,
 ): Generator<undefined, unknown> {
-  const { maxBytes, maxDepth, maxItems, maxValues = DEFAULT_MAX_VALUES, maxTextBytes = maxBytes } = limits;
+  const {
+    maxBytes,
+    maxDepth,
+    maxItems,
+    maxValues = DEFAULT_MAX_VALUES,
+    maxTextBytes = maxBytes,
+  } = limits;
   const { int32Lists = false } = limits;
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const open: Container[] = [];
   let values = 0;
   let at = 0;
 
-  const malformed = (reason: string) => new KvError("KV_WIRE_MALFORMED", `${what}: ${reason} at byte ${at}`);
+  const malformed = (reason: string) =>
+    new KvError("KV_WIRE_MALFORMED", `${what}: ${reason} at byte ${at}`);
   const tooMuch = (found: string, limit: number) =>
-    new KvError("KV_WIRE_LIMIT_EXCEEDED", `${what}: ${found}; the limit is ${limit}`, { details: { limit } });
+    new KvError("KV_WIRE_LIMIT_EXCEEDED", `${what}: ${found}; the limit is ${limit}`, {
+      details: { limit },
+    });
   /** Passes `size` bytes, and returns where they begin. */
   const take = (size: number): number => {
     if (at + size > buffer.length) throw malformed("truncated");
@@ -154,28 +183,40 @@ export function* decodeMsgpackInSteps(
     if (head === 0xca) return buffer.readFloatBE(take(4));
     if (head === 0xcb) return buffer.readDoubleBE(take(8));
     if (head >= 0xcc && head <= 0xce) return unsigned(2 ** (head - 0xcc));
-    if (head >= 0xd0 && head <= 0xd2) return buffer.readIntBE(take(2 ** (head - 0xd0)), 2 ** (head - 0xd0));
+    if (head >= 0xd0 && head <= 0xd2)
+      return buffer.readIntBE(take(2 ** (head - 0xd0)), 2 ** (head - 0xd0));
     if (head === 0xcf) return big(buffer.readBigUInt64BE(take(8)));
     if (head === 0xd3) return big(buffer.readBigInt64BE(take(8)));
     throw malformed(`type byte 0x${head.toString(16)} is not accepted`);
   };
   const container = (items: number, isMap: boolean): Container => {
-    if (items > maxItems) throw tooMuch(`${items} items in one ${isMap ? "map" : "list"}`, maxItems);
+    if (items > maxItems)
+      throw tooMuch(`${items} items in one ${isMap ? "map" : "list"}`, maxItems);
     const left = isMap ? 2 * items : items;
     values += left;
     if (values > maxValues) throw tooMuch(`${values} values`, maxValues);
     if (open.length >= maxDepth) throw tooMuch(`${open.length + 1} levels of nesting`, maxDepth);
-    // A long list has room for all its elements, if the message can have them: V8 would copy one that grows to millions again and again.
+    // A long list has room for all its elements, if the message can have them: V8 would copy one
+    // that grows to millions again and again.
     const hasRoom = !int32Lists && items >= LONG_LIST && items <= buffer.length - at;
-    return { value: isMap ? {} : new Array<unknown>(hasRoom ? items : 0), key: undefined, items, left };
+    return {
+      value: isMap ? {} : new Array<unknown>(hasRoom ? items : 0),
+      key: undefined,
+      items,
+      left,
+    };
   };
   const opened = (head: number): Container | undefined => {
     if (head >= 0x80 && head <= 0x9f) return container(head & 0x0f, head <= 0x8f);
-    if (head >= 0xdc && head <= 0xdf) return container(unsigned(head % 2 === 0 ? 2 : 4), head >= 0xde);
+    if (head >= 0xdc && head <= 0xdf)
+      return container(unsigned(head % 2 === 0 ? 2 : 4), head >= 0xde);
     return undefined;
   };
 
-  /** The elements of a list, where all are integers from 0 to 2^31 - 1; else undefined, and nothing is passed. */
+  /**
+   * The elements of a list, where all are integers from 0 to 2^31 - 1; else undefined, and nothing
+   * is passed.
+   */
   function* integers(count: number): Generator<undefined, Int32Array | undefined> {
     const begin = at;
     // Each element has at least a byte.

@@ -34,7 +34,9 @@ test("null fields and unknown fields of a later vLLM are encoded again byte for 
   const metadata = decodeAgentMetadata(bytes);
   expect(metadata.regionNames).toBeUndefined();
   expect(metadata.rest).toEqual({ some_later_field: changes.some_later_field });
-  expect(Buffer.from(encodeAgentMetadata(metadata)).toString("hex")).toBe(Buffer.from(bytes).toString("hex"));
+  expect(Buffer.from(encodeAgentMetadata(metadata)).toString("hex")).toBe(
+    Buffer.from(bytes).toString("hex"),
+  );
 });
 
 test("fields with a default may be missing", () => {
@@ -68,7 +70,9 @@ test("fields with a default may be missing", () => {
     "attn_backend_name",
   ]) {
     const { [name]: _, ...lacking } = bare;
-    expect(() => decodeAgentMetadata(encodeMsgpack(lacking))).toThrow(`agent metadata: ${name} is missing`);
+    expect(() => decodeAgentMetadata(encodeMsgpack(lacking))).toThrow(
+      `agent metadata: ${name} is missing`,
+    );
   }
 });
 

@@ -6,8 +6,9 @@ import { decodeMsgpack, encodeMsgpack } from "../encoding/msgpack.js";
 const MAX_REGIONS = 100_000;
 
 /**
- * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`. `vllmWire` describes the fields of each version. Lists have
- * one entry per region unless stated otherwise. Unknown fields are kept in `rest`, so that decoding and encoding give the same bytes.
+ * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`. `vllmWire` describes
+ * the fields of each version. Lists have one entry per region unless stated otherwise. Unknown
+ * fields are kept in `rest`, so that decoding and encoding give the same bytes.
  */
 export interface AgentMetadata {
   /** The engine's id, unique per start. */
@@ -28,7 +29,10 @@ export interface AgentMetadata {
   readonly kvCacheLayout: KvCacheLayout;
   /** Tokens per kernel block. */
   readonly blockSize: number;
-  /** Bytes of the convolution state and of the recurrent state of one block; `[0, 0]` without state-space layers. */
+  /**
+   * Bytes of the convolution state and of the recurrent state of one block; `[0, 0]` without
+   * state-space layers.
+   */
   readonly ssmSizes: readonly number[];
   /** vLLM's attention backend, such as "FLASH_ATTN". */
   readonly attentionBackend: string;
@@ -36,7 +40,10 @@ export interface AgentMetadata {
   readonly physicalBlocksPerLogical: number;
   /** Kernel blocks of each region. Connector version 11 and later. */
   readonly regionNumBlocks?: readonly number[] | undefined;
-  /** KV cache group of each region; -1 for a region that all groups share. Connector version 11 and later. */
+  /**
+   * KV cache group of each region; -1 for a region that all groups share. Connector version 11 and
+   * later.
+   */
   readonly regionGroupIds?: readonly number[] | undefined;
   /** Name of each region's cache, such as "model.layers.0.self_attn.attn". */
   readonly regionNames?: readonly string[] | undefined;
@@ -46,17 +53,28 @@ export interface AgentMetadata {
   readonly dcpSize: number;
   /** Prefill-context-parallel ranks of the engine. */
   readonly pcpSize: number;
-  /** vLLM's `ple_block_len`, in bytes; null where the model has no such cache. Connector version 15. */
+  /**
+   * vLLM's `ple_block_len`, in bytes; null where the model has no such cache. Connector version 15.
+   */
   readonly pleBlockLengthBytes: number | null;
-  /** Names of the caches that share each region; empty where none are shared. Connector version 12 and later. */
+  /**
+   * Names of the caches that share each region; empty where none are shared. Connector version 12
+   * and later.
+   */
   readonly regionMembers: readonly (readonly string[])[];
-  /** Per cache that is packed into another's pages: `[offsetBytes, lengthBytes]`. Connector version 13 and later. */
+  /**
+   * Per cache that is packed into another's pages: `[offsetBytes, lengthBytes]`. Connector version
+   * 13 and later.
+   */
   readonly packedMemberLayouts: Readonly<Record<string, readonly number[]>>;
   /** Fields that this version does not know, as received. */
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
-/** Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec does. Errors: `KV_INTERNAL` as `encodeMsgpack`. */
+/**
+ * Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec
+ * does. Errors: `KV_INTERNAL` as `encodeMsgpack`.
+ */
 export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
   return encodeMsgpack({
     engine_id: metadata.engineId,
@@ -85,8 +103,9 @@ export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
 }
 
 /**
- * Decodes and validates a rank's metadata. Errors: `KV_WIRE_MALFORMED` naming the field and its value, also where a per-region list has
- * another length than `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
+ * Decodes and validates a rank's metadata. Errors: `KV_WIRE_MALFORMED` naming the field and its
+ * value, also where a per-region list has another length than `kv_caches_base_addr`;
+ * `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
   const what = "agent metadata";
@@ -95,7 +114,11 @@ export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
   const regions = baseAddresses.length;
   const perRegion = <T>(name: string, list: readonly T[] | undefined): readonly T[] | undefined => {
     if (list === undefined || list.length === regions) return list;
-    throw fields.malformed(name, `a list of ${regions}, one per entry of kv_caches_base_addr`, list);
+    throw fields.malformed(
+      name,
+      `a list of ${regions}, one per entry of kv_caches_base_addr`,
+      list,
+    );
   };
   const blockLengthsBytes = perRegion("block_lens", requiredList(fields, "block_lens")) ?? [];
   return {
@@ -111,8 +134,14 @@ export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
     blockSize: fields.integer("block_size", { min: 1 }),
     ssmSizes: ssmSizes(fields),
     attentionBackend: fields.string("attn_backend_name"),
-    physicalBlocksPerLogical: fields.integer("physical_blocks_per_logical_kv_block", { min: 1, fallback: 1 }),
-    regionNumBlocks: perRegion("region_num_blocks", fields.integers("region_num_blocks", { min: 1 })),
+    physicalBlocksPerLogical: fields.integer("physical_blocks_per_logical_kv_block", {
+      min: 1,
+      fallback: 1,
+    }),
+    regionNumBlocks: perRegion(
+      "region_num_blocks",
+      fields.integers("region_num_blocks", { min: 1 }),
+    ),
     regionGroupIds: perRegion("region_group_ids", fields.integers("region_group_ids", { min: -1 })),
     regionNames: perRegion("region_names", fields.strings("region_names")),
     regionMemoryTypes: perRegion("region_mem_types", memoryTypes(fields)),
@@ -135,7 +164,11 @@ function requiredList(fields: MapFields, name: string): readonly number[] {
 function ssmSizes(fields: MapFields): readonly number[] {
   const sizes = fields.integers("ssm_sizes") ?? [0, 0];
   if (sizes.length === 2) return sizes;
-  throw fields.malformed("ssm_sizes", "a list of two: convolution state and recurrent state", sizes);
+  throw fields.malformed(
+    "ssm_sizes",
+    "a list of two: convolution state and recurrent state",
+    sizes,
+  );
 }
 
 function memoryTypes(fields: MapFields): readonly MemoryType[] | undefined {
@@ -168,7 +201,9 @@ function packedMemberLayouts(fields: MapFields): Readonly<Record<string, readonl
   const value = fields.raw("packed_member_layouts");
   if (value === undefined || value === null) return {};
   const isOffsetAndLength = (item: unknown): item is number[] =>
-    Array.isArray(item) && item.length === 2 && item.every((n) => Number.isSafeInteger(n) && n >= 0);
+    Array.isArray(item) &&
+    item.length === 2 &&
+    item.every((n) => Number.isSafeInteger(n) && n >= 0);
   if (isMap(value) && Object.values(value).every(isOffsetAndLength))
     return value as Record<string, readonly number[]>;
   throw fields.malformed("packed_member_layouts", "a map of names to [offset, bytes]", value);

@@ -51,7 +51,10 @@ describe.each(handshakes)("%s", (name) => {
     const frames = [bytes(`${name}.rep0.bin`), bytes(`${name}.rep1.bin`)] as const;
     const reply = decodeHandshakeReply(frames);
     expect(reply.clockSeconds).toBe(told["server_perf_counter"]);
-    const again = encodeHandshakeReply(encodeHandshakePayload(reply.payload), reply.clockSeconds ?? 0);
+    const again = encodeHandshakeReply(
+      encodeHandshakePayload(reply.payload),
+      reply.clockSeconds ?? 0,
+    );
     expect(again.map(hex)).toEqual(frames.map(hex));
   });
 
@@ -75,22 +78,32 @@ describe.each(handshakes)("%s", (name) => {
 
 const notificationFiles = readdirSync(folder).filter((name) => name.endsWith(".notifs.jsonl"));
 
-test.each(notificationFiles)("%s: every notification decodes and encodes to the same bytes", (name) => {
-  const recorded = lines(name);
-  expect(recorded.length).toBeGreaterThan(0);
-  const kinds: Record<string, string> = { HB: "heartbeat", DONE: "done", PUSH_REG: "push-registration" };
-  for (const { hex: written, decoded } of recorded as { hex: string; decoded?: { kind: string } }[]) {
-    const notification = decodeNotification(Buffer.from(written, "hex"));
-    const wanted = kinds[decoded?.kind ?? ""];
-    expect(notification.kind).toBe(wanted);
-    if (notification.kind === "push-registration") {
-      const registration = decodePushRegistration(notification.registration);
-      expect(registration.rest).toEqual({});
-      expect(encodePushRegistration(registration)).toEqual(notification.registration);
+test.each(notificationFiles)(
+  "%s: every notification decodes and encodes to the same bytes",
+  (name) => {
+    const recorded = lines(name);
+    expect(recorded.length).toBeGreaterThan(0);
+    const kinds: Record<string, string> = {
+      HB: "heartbeat",
+      DONE: "done",
+      PUSH_REG: "push-registration",
+    };
+    for (const { hex: written, decoded } of recorded as {
+      hex: string;
+      decoded?: { kind: string };
+    }[]) {
+      const notification = decodeNotification(Buffer.from(written, "hex"));
+      const wanted = kinds[decoded?.kind ?? ""];
+      expect(notification.kind).toBe(wanted);
+      if (notification.kind === "push-registration") {
+        const registration = decodePushRegistration(notification.registration);
+        expect(registration.rest).toEqual({});
+        expect(encodePushRegistration(registration)).toEqual(notification.registration);
+      }
+      expect(hex(encodeNotification(notification))).toBe(written);
     }
-    expect(hex(encodeNotification(notification))).toBe(written);
-  }
-});
+  },
+);
 
 test("decoding arbitrary or damaged bytes returns a value or throws a KvError", () => {
   const decoders: ((data: Uint8Array) => unknown)[] = [
@@ -99,7 +112,8 @@ test("decoding arbitrary or damaged bytes returns a value or throws a KvError", 
     decodeAgentMetadata,
     (data) => {
       const notification = decodeNotification(data);
-      if (notification.kind === "push-registration") decodePushRegistration(notification.registration);
+      if (notification.kind === "push-registration")
+        decodePushRegistration(notification.registration);
     },
   ];
   const replies = handshakes.map((name) => bytes(`${name}.rep0.bin`));
@@ -112,7 +126,12 @@ test("decoding arbitrary or damaged bytes returns a value or throws a KvError", 
     ),
   ];
   const damaged = fc
-    .record({ seed: fc.constantFrom(...seeds), at: fc.nat(2000), byte: fc.nat(255), cut: fc.nat(2000) })
+    .record({
+      seed: fc.constantFrom(...seeds),
+      at: fc.nat(2000),
+      byte: fc.nat(255),
+      cut: fc.nat(2000),
+    })
     .map(({ seed, at, byte, cut }) => {
       const copy = seed.slice(0, cut === 0 ? seed.length : Math.min(seed.length, cut + 1));
       copy[at % copy.length] = byte;

@@ -14,7 +14,11 @@ const RANK = { ppRank: 0, tpRank: 1 };
 const plain = encodeHandshakePayload({
   compatibilityHash: "ab".repeat(32),
   agentMetadataBytes: new Uint8Array(451).map((_, index) => index * 7),
-  extension: { version: 1, factors: { model: "m", scale: 1.5, whole: 2, none: null }, incarnation: "me" },
+  extension: {
+    version: 1,
+    factors: { model: "m", scale: 1.5, whole: 2, none: null },
+    incarnation: "me",
+  },
   rest: { later: "field" },
 });
 const outcome = (bytes: Uint8Array, rank = RANK) => {
@@ -44,9 +48,9 @@ describe("the seal of a handshake", () => {
 
   it("a payload of plain vLLM has no seal and passes", () => {
     const agentMetadataBytes = Uint8Array.of(1);
-    expect(outcome(encodeHandshakePayload({ compatibilityHash: "", agentMetadataBytes, rest: {} }))).toBe(
-      "taken",
-    );
+    expect(
+      outcome(encodeHandshakePayload({ compatibilityHash: "", agentMetadataBytes, rest: {} })),
+    ).toBe("taken");
   });
 
   it("a payload of our own peers without a valid seal is refused", () => {
@@ -59,7 +63,9 @@ describe("the seal of a handshake", () => {
       { version: 1, length: 451, sha256: "00" },
       { version: 1, length: 451 },
     ]) {
-      expect(outcome(encodeHandshakePayload({ ...payload, extension: { seal } }))).toBe("KV_WIRE_MALFORMED");
+      expect(outcome(encodeHandshakePayload({ ...payload, extension: { seal } }))).toBe(
+        "KV_WIRE_MALFORMED",
+      );
     }
   });
 });

@@ -16,8 +16,9 @@ const VERSION = 1;
 const DOMAIN = "kv-handshake-1";
 
 /**
- * Adds a seal to an encoded payload: the length of the metadata, and the SHA-256 of the payload and of the rank that it is for. vLLM ignores the seal.
- * An existing seal is replaced. Errors: those of `decodeHandshakePayload`.
+ * Adds a seal to an encoded payload: the length of the metadata, and the SHA-256 of the payload and
+ * of the rank that it is for. vLLM ignores the seal. An existing seal is replaced. Errors: those of
+ * `decodeHandshakePayload`.
  */
 export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest): Uint8Array {
   const decoded = decodeHandshakePayload(payload);
@@ -28,15 +29,17 @@ export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest): Uint
 }
 
 /**
- * Checks a payload's seal. Refused is a payload that was damaged on its way or sealed for another rank. A plain vLLM peer, which has no seal, passes.
- * Whether the peer is to be trusted is a matter of the side channel. Errors: `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
+ * Checks a payload's seal. Refused is a payload that was damaged on its way or sealed for another
+ * rank. A plain vLLM peer, which has no seal, passes. Whether the peer is to be trusted is a matter
+ * of the side channel. Errors: `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
  */
 export function checkHandshakeSeal(payload: HandshakePayload, rank: HandshakeRequest): void {
   if (payload.extension === undefined) return;
   const { [SEAL_KEY]: raw, ...extension } = payload.extension;
   const { length, sha256 } = readSeal(raw);
   const found = payload.agentMetadataBytes.byteLength;
-  if (length !== found) throw untrusted(`the metadata has ${found} bytes, its seal names ${length}`);
+  if (length !== found)
+    throw untrusted(`the metadata has ${found} bytes, its seal names ${length}`);
   if (sha256 !== digestOf({ ...payload, extension }, rank))
     throw untrusted("its SHA-256 does not match its content");
 }
@@ -64,7 +67,15 @@ function digestOf(payload: HandshakePayload, { ppRank, tpRank }: HandshakeReques
   const { compatibilityHash, agentMetadataBytes, extension, rest } = payload;
   return createHash("sha256")
     .update(
-      encodeMsgpack([DOMAIN, ppRank, tpRank, compatibilityHash, agentMetadataBytes, extension ?? {}, rest]),
+      encodeMsgpack([
+        DOMAIN,
+        ppRank,
+        tpRank,
+        compatibilityHash,
+        agentMetadataBytes,
+        extension ?? {},
+        rest,
+      ]),
     )
     .digest("hex");
 }

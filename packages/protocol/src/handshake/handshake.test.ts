@@ -10,7 +10,11 @@ import {
 
 const marker = new TextEncoder().encode("get_meta_msg");
 const malformed = expect.objectContaining({ code: "KV_WIRE_MALFORMED" });
-const payload = { compatibilityHash: "ab".repeat(32), agentMetadataBytes: Uint8Array.of(1), rest: {} };
+const payload = {
+  compatibilityHash: "ab".repeat(32),
+  agentMetadataBytes: Uint8Array.of(1),
+  rest: {},
+};
 
 test.each<[string, unknown]>([
   ["a marker that is a string", ["get_meta_msg", 0, 0]],
@@ -57,7 +61,11 @@ test("a reply's clock is a number of seconds, and peers before connector version
   expect(clock[0]).toBe(0xcb);
   expect(decodeHandshakeReply([first, clock]).clockSeconds).toBe(12);
   expect(decodeHandshakeReply([first]).clockSeconds).toBeUndefined();
-  for (const bad of [encodeMsgpack("12"), encodeMsgpack(null), Buffer.from("cb7ff8000000000000", "hex")])
+  for (const bad of [
+    encodeMsgpack("12"),
+    encodeMsgpack(null),
+    Buffer.from("cb7ff8000000000000", "hex"),
+  ])
     expect(() => decodeHandshakeReply([first, bad])).toThrow(malformed);
   expect(() => decodeHandshakeReply([])).toThrow(malformed);
   expect(() => decodeHandshakeReply([first, clock, clock])).toThrow(malformed);

@@ -2,13 +2,16 @@ import { KvError } from "@kv/interface";
 import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { decodeMsgpack, encodeMsgpack, Float64, type MsgpackLimits } from "../encoding/msgpack.js";
 
-// vLLM 0.32 and 0.33: REQ sends one frame, [b"get_meta_msg", pp_rank, tp_rank]; ROUTER answers with two, the payload and its clock in seconds.
+// vLLM 0.32 and 0.33: REQ sends one frame, [b"get_meta_msg", pp_rank, tp_rank]; ROUTER answers with
+// two, the payload and its clock in seconds.
 
 const MARKER = new TextEncoder().encode("get_meta_msg");
 const REQUEST_LIMITS: MsgpackLimits = { maxBytes: 1024, maxDepth: 2, maxItems: 8 };
 const REFUSAL_LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 1, maxItems: 4 };
 
-/** The payload's key for the extension between `@kv` peers. vLLM ignores keys that it does not know. */
+/**
+ * The payload's key for the extension between `@kv` peers. vLLM ignores keys that it does not know.
+ */
 const EXTENSION_KEY = "kv_extension";
 /** The only key of a refusal. */
 const REFUSAL_KEY = "kv_refusal";
@@ -21,12 +24,18 @@ export interface HandshakeRequest {
   readonly tpRank: number;
 }
 
-/** Data that `@kv` engines exchange in addition to vLLM's protocol. Plain data; unknown keys are kept. */
+/**
+ * Data that `@kv` engines exchange in addition to vLLM's protocol. Plain data; unknown keys are
+ * kept.
+ */
 export type HandshakeExtension = Readonly<Record<string, unknown>>;
 
 /** The first frame of a handshake reply. */
 export interface HandshakePayload {
-  /** Lower-case hex of a SHA-256 (`compatibilityHash`). The initiator compares it; the listener never does. */
+  /**
+   * Lower-case hex of a SHA-256 (`compatibilityHash`). The initiator compares it; the listener
+   * never does.
+   */
   readonly compatibilityHash: string;
   /** An encoded `AgentMetadata`. It stays encoded until the hash was compared. */
   readonly agentMetadataBytes: Uint8Array;
@@ -40,7 +49,10 @@ export interface HandshakePayload {
 export interface HandshakeReply {
   /** The first frame. */
   readonly payload: HandshakePayload;
-  /** The listener's `time.perf_counter()` at the answer, in seconds; undefined from connector versions before 5. */
+  /**
+   * The listener's `time.perf_counter()` at the answer, in seconds; undefined from connector
+   * versions before 5.
+   */
   readonly clockSeconds: number | undefined;
 }
 
@@ -53,7 +65,8 @@ export function encodeHandshakeRequest(request: HandshakeRequest): Uint8Array {
 export function decodeHandshakeRequest(frames: readonly Uint8Array[]): HandshakeRequest {
   const what = "handshake request";
   const [frame] = frames;
-  if (frame === undefined || frames.length !== 1) throw malformed(what, "frames", "one frame", frames.length);
+  if (frame === undefined || frames.length !== 1)
+    throw malformed(what, "frames", "one frame", frames.length);
   const value = decodeMsgpack(frame, what, REQUEST_LIMITS);
   if (!Array.isArray(value) || value.length !== 3)
     throw malformed(what, "the message", "a list of three", value);
@@ -74,7 +87,10 @@ export function encodeHandshakePayload(payload: HandshakePayload): Uint8Array {
   });
 }
 
-/** Decodes the reply's first frame. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Decodes the reply's first frame. Errors: `KV_WIRE_MALFORMED` naming the field,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodeHandshakePayload(bytes: Uint8Array): HandshakePayload {
   const what = "handshake reply";
   const fields = new MapFields(decodeMsgpack(bytes, what), { what, maxItems: 1000 });
@@ -91,7 +107,8 @@ export function decodeHandshakePayload(bytes: Uint8Array): HandshakePayload {
 }
 
 /**
- * The two frames of a reply. Read `clockSeconds` as late as possible: the initiator estimates the clock offset from it. Throws nothing.
+ * The two frames of a reply. Read `clockSeconds` as late as possible: the initiator estimates the
+ * clock offset from it. Throws nothing.
  */
 export function encodeHandshakeReply(
   payloadBytes: Uint8Array,
@@ -104,7 +121,10 @@ export function encodeHandshakeReply(
 export function decodeHandshakeReply(frames: readonly Uint8Array[]): HandshakeReply {
   const [first, second] = frames;
   if (first === undefined || frames.length > 2) {
-    throw new KvError("KV_WIRE_MALFORMED", `handshake reply: ${frames.length} frames, not one or two`);
+    throw new KvError(
+      "KV_WIRE_MALFORMED",
+      `handshake reply: ${frames.length} frames, not one or two`,
+    );
   }
   return {
     payload: decodeHandshakePayload(first),
@@ -113,9 +133,10 @@ export function decodeHandshakeReply(frames: readonly Uint8Array[]): HandshakeRe
 }
 
 /**
- * A refusal: one frame instead of a reply's two. vLLM's client treats a one-frame reply as a failed handshake at once. Without any reply it
- * would wait for its timeout, and vLLM's own listener stops for good on a request that it cannot answer. The reason is cut to 1,000
- * characters. Throws nothing.
+ * A refusal: one frame instead of a reply's two. vLLM's client treats a one-frame reply as a failed
+ * handshake at once. Without any reply it would wait for its timeout, and vLLM's own listener stops
+ * for good on a request that it cannot answer. The reason is cut to 1,000 characters. Throws
+ * nothing.
  */
 export function encodeHandshakeRefusal(reason: string): Uint8Array {
   return encodeMsgpack({ [REFUSAL_KEY]: reason.slice(0, 1000) });

@@ -1,7 +1,12 @@
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { encodeMsgpack as encode } from "../encoding/msgpack.js";
-import { decodeLeaseQuery, decodeLeaseReply, encodeLeaseQuery, encodeLeaseReply } from "./lease-query.js";
+import {
+  decodeLeaseQuery,
+  decodeLeaseReply,
+  encodeLeaseQuery,
+  encodeLeaseReply,
+} from "./lease-query.js";
 
 const query = { engineId: "p0", requestId: "cmpl-1", generation: 7 };
 

@@ -4,9 +4,11 @@ import { isCapability } from "../transfer-params/capability.js";
 import { isDigest } from "../transfer-params/prompt-digest.js";
 
 /**
- * D's query to P's side channel after a READ, before the bytes are used: does P still hold the blocks of this request? An
- * extension between `@kv` peers. P stops holding a request in the same turn in which its blocks go back to the engine, so `held` means
- * that the READ saw no other request's bytes. D asks only a peer whose handshake named an incarnation: vLLM's listener would stop.
+ * D's query to P's side channel after a READ, before the bytes are used: does P still hold the
+ * blocks of this request? An extension between `@kv` peers. P stops holding a request in the same
+ * turn in which its blocks go back to the engine, so `held` means that the READ saw no other
+ * request's bytes. D asks only a peer whose handshake named an incarnation: vLLM's listener would
+ * stop.
  */
 export interface LeaseQuery {
   /** The engine that D read from. */
@@ -15,11 +17,20 @@ export interface LeaseQuery {
   readonly requestId: string;
   /** The generation of the request's blocks; undefined when `kv_transfer_params` had none. */
   readonly generation: number | undefined;
-  /** The request's capability; undefined when `kv_transfer_params` had none. P then does not answer that it holds the blocks. */
+  /**
+   * The request's capability; undefined when `kv_transfer_params` had none. P then does not answer
+   * that it holds the blocks.
+   */
   readonly capability?: string | undefined;
-  /** The blocks and tokens that D has read, see `blocksDigest`; undefined when D only asks which process answers. */
+  /**
+   * The blocks and tokens that D has read, see `blocksDigest`; undefined when D only asks which
+   * process answers.
+   */
   readonly blocks?: string | undefined;
-  /** The prompt whose KV D wants; undefined when D's engine does not know its tokens. P then does not answer that it holds the blocks. */
+  /**
+   * The prompt whose KV D wants; undefined when D's engine does not know its tokens. P then does
+   * not answer that it holds the blocks.
+   */
   readonly prompt?: PromptPrefix | undefined;
 }
 
@@ -35,9 +46,15 @@ export interface PromptPrefix {
 export interface LeaseReply {
   /** Identifies the process that answers; another start of the same engine has another value. */
   readonly incarnation: string;
-  /** Whether P has kept the request's blocks without interruption, and they hold the KV of the queried prompt. */
+  /**
+   * Whether P has kept the request's blocks without interruption, and they hold the KV of the
+   * queried prompt.
+   */
   readonly held: boolean;
-  /** The result of comparing the prompts; undefined when P did not get that far, or does not compare. */
+  /**
+   * The result of comparing the prompts; undefined when P did not get that far, or does not
+   * compare.
+   */
   readonly prompt?: "same" | "differs" | undefined;
   /** How often P has registered its KV cache; undefined for an older peer. */
   readonly registrationGeneration?: number | undefined;
@@ -57,11 +74,16 @@ export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
     ...(generation === undefined ? {} : { generation }),
     ...(capability === undefined ? {} : { capability }),
     ...(blocks === undefined ? {} : { blocks }),
-    ...(prompt === undefined ? {} : { prompt: { num_tokens: prompt.numTokens, digest: prompt.digest } }),
+    ...(prompt === undefined
+      ? {}
+      : { prompt: { num_tokens: prompt.numTokens, digest: prompt.digest } }),
   });
 }
 
-/** Undefined for anything but a well-formed query: the side channel also gets handshakes and arbitrary bytes. Throws nothing. */
+/**
+ * Undefined for anything but a well-formed query: the side channel also gets handshakes and
+ * arbitrary bytes. Throws nothing.
+ */
 export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.engine_id) || !isId(map.request_id)) return undefined;
@@ -93,14 +115,17 @@ export function encodeLeaseReply({
     incarnation,
     held,
     ...(prompt === undefined ? {} : { prompt }),
-    ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
+    ...(registrationGeneration === undefined
+      ? {}
+      : { registration_generation: registrationGeneration }),
   });
 }
 
 /** Undefined for anything but a well-formed reply. Throws nothing. */
 export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | undefined {
   const map = decodeMap(frames);
-  if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean") return undefined;
+  if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean")
+    return undefined;
   const { incarnation, held, prompt } = map;
   const registered = map.registration_generation;
   return {
@@ -125,7 +150,8 @@ function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unkno
 function readPrompt(value: unknown): PromptPrefix | undefined {
   if (!isMap(value)) return undefined;
   const { num_tokens: numTokens, digest } = value;
-  if (typeof numTokens !== "number" || !Number.isSafeInteger(numTokens) || numTokens < 0) return undefined;
+  if (typeof numTokens !== "number" || !Number.isSafeInteger(numTokens) || numTokens < 0)
+    return undefined;
   return isDigest(digest) ? { numTokens, digest } : undefined;
 }
 

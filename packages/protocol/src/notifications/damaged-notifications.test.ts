@@ -35,7 +35,9 @@ const damaged = fc
     return Uint8Array.from(now);
   });
 
-it("a damaged notification decodes to a known kind or throws a KvError", { timeout: 14_400_000 }, () => {
+it("a damaged notification decodes to a known kind or throws a KvError", {
+  timeout: 14_400_000,
+}, () => {
   fc.assert(
     fc.property(fc.oneof(damaged, fc.uint8Array({ maxLength: 64 })), (bytes) => {
       try {

@@ -57,7 +57,10 @@ test("refuses notifications and request ids beyond the size limits", () => {
 });
 
 test("extension notifications of our peers are a map with a type", () => {
-  const own: KvNotification = { kind: "extension", message: { type: "lease-lost", request_ids: ["a"] } };
+  const own: KvNotification = {
+    kind: "extension",
+    message: { type: "lease-lost", request_ids: ["a"] },
+  };
   const encoded = encodeNotification(own);
   expect(new TextDecoder().decode(encoded.subarray(0, 4))).toBe("KV1:");
   expect(decodeNotification(encoded)).toEqual(own);
@@ -86,9 +89,9 @@ test("a push registration decodes to what was encoded, with its unknown keys", (
     registration: encodePushRegistration(registration),
   };
   const decoded = decodeNotification(encodeNotification(notification));
-  expect(decoded.kind === "push-registration" && decodePushRegistration(decoded.registration)).toEqual(
-    registration,
-  );
+  expect(
+    decoded.kind === "push-registration" && decodePushRegistration(decoded.registration),
+  ).toEqual(registration);
 });
 
 test.each([
@@ -106,24 +109,40 @@ test.each([
   expect(() => decodePushRegistration(map)).toThrow(name);
 });
 
-test.each(["HB:a", "KV1:x", "PUSH_REG:x", "a,b", ""])("request id %j is not wire-safe", (requestId) => {
-  expect(isWireSafeRequestId(requestId)).toBe(false);
-});
+test.each(["HB:a", "KV1:x", "PUSH_REG:x", "a,b", ""])(
+  "request id %j is not wire-safe",
+  (requestId) => {
+    expect(isWireSafeRequestId(requestId)).toBe(false);
+  },
+);
 
-test.each(["cmpl-1-0-92dff6c0", "a:b", "hb:a", "x HB:"])("request id %j is wire-safe", (requestId) => {
-  expect(isWireSafeRequestId(requestId)).toBe(true);
-  const done = encodeNotification({ kind: "done", requestId, readers: 2 });
-  expect(decodeNotification(done)).toEqual({ kind: "done", requestId, readers: 2 });
-  const heartbeat = encodeNotification({ kind: "heartbeat", requestIds: [requestId] });
-  expect(decodeNotification(heartbeat)).toEqual({ kind: "heartbeat", requestIds: [requestId] });
-});
+test.each(["cmpl-1-0-92dff6c0", "a:b", "hb:a", "x HB:"])(
+  "request id %j is wire-safe",
+  (requestId) => {
+    expect(isWireSafeRequestId(requestId)).toBe(true);
+    const done = encodeNotification({ kind: "done", requestId, readers: 2 });
+    expect(decodeNotification(done)).toEqual({ kind: "done", requestId, readers: 2 });
+    const heartbeat = encodeNotification({ kind: "heartbeat", requestIds: [requestId] });
+    expect(decodeNotification(heartbeat)).toEqual({ kind: "heartbeat", requestIds: [requestId] });
+  },
+);
 
 test("field.md P1: decodeDone reads both forms of a reader's notification, and nothing else", () => {
   const capability = newCapability();
   const proven = encodeRequestControl({ kind: "done", requestId: "a:b", readers: 2, capability });
   expect(decodeDone(proven)).toMatchObject({ requestId: "a:b", readers: 2 });
   expect(decodeDone(bytes("a:b:2"))).toMatchObject({ requestId: "a:b", readers: 2 });
-  const beat = encodeRequestControl({ kind: "heartbeat", requests: [{ requestId: "a", capability }] });
-  for (const other of [beat, bytes("HB:a"), bytes("PUSH_REG:"), bytes("KV1:"), bytes("a"), new Uint8Array(0)])
+  const beat = encodeRequestControl({
+    kind: "heartbeat",
+    requests: [{ requestId: "a", capability }],
+  });
+  for (const other of [
+    beat,
+    bytes("HB:a"),
+    bytes("PUSH_REG:"),
+    bytes("KV1:"),
+    bytes("a"),
+    new Uint8Array(0),
+  ])
     expect(decodeDone(other)).toBeUndefined();
 });

@@ -14,9 +14,11 @@ import type {
 } from "./registration.js";
 
 /**
- * Feature name of the extension below, listed in the handshake. With it, a registration also names D's rank and the generation of
- * its blocks, D can withdraw a registration, and P sends a notice when it will not write. Each registration has a secret of D, which D's
- * withdrawal and P's answers repeat: a stranger can forge neither. P writes only the KV of the prompt that the registration names.
+ * Feature name of the extension below, listed in the handshake. With it, a registration also names
+ * D's rank and the generation of its blocks, D can withdraw a registration, and P sends a notice
+ * when it will not write. Each registration has a secret of D, which D's withdrawal and P's answers
+ * repeat: a stranger can forge neither. P writes only the KV of the prompt that the registration
+ * names.
  */
 export const PUSH_CONTROL = "push-control-3";
 
@@ -27,7 +29,10 @@ const WRITTEN = "push_done";
 const PEER = "kv_peer";
 const MAX_ID_LENGTH = 1024;
 
-/** Encodes a `PUSH_REG:` notification. With `extended` it carries the extension; only `@kv` peers read it. Throws nothing. */
+/**
+ * Encodes a `PUSH_REG:` notification. With `extended` it carries the extension; only `@kv` peers
+ * read it. Throws nothing.
+ */
 export function encodeRegistration(
   request: RegistrationRequest,
   registrant: Registrant,
@@ -37,13 +42,19 @@ export function encodeRegistration(
   return encodeNotification({ kind: "push-registration", registration });
 }
 
-/** Encodes a notification that withdraws a registration. Only for peers with the feature `PUSH_CONTROL`. Throws nothing. */
+/**
+ * Encodes a notification that withdraws a registration. Only for peers with the feature
+ * `PUSH_CONTROL`. Throws nothing.
+ */
 export function encodeWithdrawal(request: RegistrationRequest, registrant: Registrant): Uint8Array {
   const registration = registrationMap({ ...request, localBlockIds: [] }, registrant, true);
   return encodeNotification({ kind: "extension", message: { type: WITHDRAW, ...registration } });
 }
 
-/** Encodes P's answer that a registration has ended. Only for peers with the feature `PUSH_CONTROL`. Throws nothing. */
+/**
+ * Encodes P's answer that a registration has ended. Only for peers with the feature `PUSH_CONTROL`.
+ * Throws nothing.
+ */
 export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
   const { wireId, incarnation, generation, secret, code, message } = ended;
   return encodeNotification({
@@ -60,8 +71,15 @@ export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
   });
 }
 
-/** Encodes P's notice that it has written. Only for a registration with the extension. Throws nothing. */
-export function encodeRegistrationWritten({ wireId, readers, secret }: RegistrationWritten): Uint8Array {
+/**
+ * Encodes P's notice that it has written. Only for a registration with the extension. Throws
+ * nothing.
+ */
+export function encodeRegistrationWritten({
+  wireId,
+  readers,
+  secret,
+}: RegistrationWritten): Uint8Array {
   return encodeNotification({
     kind: "extension",
     message: { type: WRITTEN, request_id: wireId, readers, secret },
@@ -124,10 +142,14 @@ function extensionMap(
 }
 
 /**
- * Reads the map of a `push-registration` notification with its extension. `mayBeEmpty` accepts a registration without blocks.
- * Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ * Reads the map of a `push-registration` notification with its extension. `mayBeEmpty` accepts a
+ * registration without blocks. Errors: `KV_WIRE_MALFORMED` naming the field,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
  */
-export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBeEmpty = false): Registration {
+export function decodeRegistration(
+  map: Readonly<Record<string, unknown>>,
+  mayBeEmpty = false,
+): Registration {
   const registration = decodePushRegistration(map, { mayBeEmpty });
   const peer = registration.rest[PEER];
   const common = {
@@ -187,7 +209,10 @@ export type PushControlMessage =
       readonly written: RegistrationWritten;
     };
 
-/** Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodePushControl(message: ExtensionMessage): PushControlMessage | undefined {
   const { type, ...rest } = message;
   const fields = pushFields(rest);

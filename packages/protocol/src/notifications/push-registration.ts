@@ -5,7 +5,10 @@ import { MAX_REQUEST_ID_BYTES } from "./notifications.js";
 
 const MAX_GROUPS = 1024;
 
-/** D registers its blocks at P: the body of vLLM 0.33's `PUSH_REG:` notification (push_scheduler.py). */
+/**
+ * D registers its blocks at P: the body of vLLM 0.33's `PUSH_REG:` notification
+ * (push_scheduler.py).
+ */
 export interface PushRegistration {
   /** D's own id of the request. */
   readonly requestId: string;
@@ -35,8 +38,12 @@ export interface PushRegistration {
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
-/** The map of a `push-registration` notification, with vLLM's keys in vLLM's order. Throws nothing. */
-export function encodePushRegistration(registration: PushRegistration): Readonly<Record<string, unknown>> {
+/**
+ * The map of a `push-registration` notification, with vLLM's keys in vLLM's order. Throws nothing.
+ */
+export function encodePushRegistration(
+  registration: PushRegistration,
+): Readonly<Record<string, unknown>> {
   return {
     request_id: registration.requestId,
     decode_engine_id: registration.decodeEngineId,
@@ -56,13 +63,16 @@ export function encodePushRegistration(registration: PushRegistration): Readonly
 
 /** Options of `decodePushRegistration`. */
 export interface DecodePushRegistrationOptions {
-  /** Accepts an empty `local_block_ids`, with which `@kv` peers withdraw a registration. @default false */
+  /**
+   * Accepts an empty `local_block_ids`, with which `@kv` peers withdraw a registration. @default
+   * false
+   */
   readonly mayBeEmpty?: boolean | undefined;
 }
 
 /**
- * Reads the map of a `push-registration` notification. An empty group is refused: vLLM reads it as all blocks.
- * Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ * Reads the map of a `push-registration` notification. An empty group is refused: vLLM reads it as
+ * all blocks. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodePushRegistration(
   map: Readonly<Record<string, unknown>>,

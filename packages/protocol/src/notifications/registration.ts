@@ -5,7 +5,10 @@ import type { RemoteLease } from "../transfer-params/transfer-params.js";
 export interface Registration {
   /** D's name of the request in notifications: P's completion and answers carry it. */
   readonly wireId: string;
-  /** D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request id). */
+  /**
+   * D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request
+   * id).
+   */
   readonly matchId: string;
   /** `transfer_id` of D's parameters, see `readTransferId`. */
   readonly transferId?: string | undefined;
@@ -17,7 +20,9 @@ export interface Registration {
   readonly port: number;
   /** D's tensor-parallel size. */
   readonly tpSize: number;
-  /** Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more). */
+  /**
+   * Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more).
+   */
   readonly blockIds: BlockIds;
   /** Engine id of the P that shall write. */
   readonly producerEngineId: string;
@@ -33,25 +38,39 @@ export interface RegistrationExtension {
   readonly dcpSize?: number | undefined;
   /** Identifies D's process. */
   readonly incarnation: string;
-  /** D's secret for this P, in the form of a capability. Messages about the registration count only with it. */
+  /**
+   * D's secret for this P, in the form of a capability. Messages about the registration count only
+   * with it.
+   */
   readonly secret: string;
   /** Which use of D's blocks this is; a later registration of the same blocks has a higher one. */
   readonly generation: number;
   /** D's lowest generation that is still valid: P may forget everything about lower ones. */
   readonly oldestOpen: number;
-  /** How often D has registered its KV cache: P shakes hands again when it is higher than at the last handshake. Absent from older peers. */
+  /**
+   * How often D has registered its KV cache: P shakes hands again when it is higher than at the
+   * last handshake. Absent from older peers.
+   */
   readonly registrationGeneration?: number | undefined;
   /** Prompt tokens whose KV P writes. */
   readonly numTokens: number;
-  /** Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then writes nothing. */
+  /**
+   * Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then
+   * writes nothing.
+   */
   readonly promptDigest?: string | undefined;
   /** Blocks per group at the start of the prompt that D has already. */
   readonly computedBlocks: readonly number[];
-  /** The request at P that P's `kv_transfer_params` named; absent when D registered before P responded. */
+  /**
+   * The request at P that P's `kv_transfer_params` named; absent when D registered before P
+   * responded.
+   */
   readonly prefill?: (RemoteLease & { readonly wireId: string }) | undefined;
 }
 
-/** P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow. */
+/**
+ * P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow.
+ */
 export interface RegistrationEnded {
   /** D's name of the request. */
   readonly wireId: string;

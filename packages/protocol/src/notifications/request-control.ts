@@ -8,8 +8,9 @@ import {
 } from "./notifications.js";
 
 /**
- * Feature name of the messages below, listed in the handshake. With it, D sends "done" and heartbeats together with the request's capability
- * instead of in vLLM's forms, which anybody who knows the request id can write.
+ * Feature name of the messages below, listed in the handshake. With it, D sends "done" and
+ * heartbeats together with the request's capability instead of in vLLM's forms, which anybody who
+ * knows the request id can write.
  */
 export const REQUEST_CONTROL = "request-control-1";
 
@@ -42,12 +43,18 @@ export type RequestControlMessage =
       readonly requests: readonly RequestProof[];
     };
 
-/** Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. Throws nothing. */
+/**
+ * Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. Throws
+ * nothing.
+ */
 export function encodeRequestControl(message: RequestControlMessage): Uint8Array {
   return encodeNotification({ kind: "extension", message: mapOf(message) });
 }
 
-/** Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field,
+ * `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodeRequestControl(message: ExtensionMessage): RequestControlMessage | undefined {
   const { type, ...rest } = message;
   if (type !== DONE && type !== HEARTBEAT) return undefined;
@@ -63,7 +70,11 @@ export function decodeRequestControl(message: ExtensionMessage): RequestControlM
   const ids = fields.strings("request_ids") ?? [];
   const capabilities = fields.strings("capabilities") ?? [];
   if (ids.length !== capabilities.length)
-    throw fields.malformed("capabilities", `a list of ${ids.length}, one per request id`, capabilities);
+    throw fields.malformed(
+      "capabilities",
+      `a list of ${ids.length}, one per request id`,
+      capabilities,
+    );
   return {
     kind: "heartbeat",
     requests: ids.map((requestId, i) => ({
@@ -74,8 +85,9 @@ export function decodeRequestControl(message: ExtensionMessage): RequestControlM
 }
 
 /**
- * The request of a "done" notification, in vLLM's form or in that of this extension, by its receiver's id. Undefined for any other notification, and for
- * one without a known form. Throws nothing.
+ * The request of a "done" notification, in vLLM's form or in that of this extension, by its
+ * receiver's id. Undefined for any other notification, and for one without a known form. Throws
+ * nothing.
  */
 export function decodeDone(
   payload: Uint8Array,

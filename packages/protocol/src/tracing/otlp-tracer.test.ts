@@ -14,7 +14,12 @@ function recorded() {
       return { cancel: () => void timers.splice(timers.indexOf(run), 1) };
     },
   };
-  const tracer = new OtlpTracer({ service: "s", instance: "i", clock, write: (line) => lines.push(line) });
+  const tracer = new OtlpTracer({
+    service: "s",
+    instance: "i",
+    clock,
+    write: (line) => lines.push(line),
+  });
   return { tracer, lines, timers, pass: (ms: number) => (nowMs += ms) };
 }
 
@@ -111,7 +116,11 @@ test.each([
   ["a trace id of zeros and letters", line([{ ...span, traceId: "xyz" }]), /traceId is "xyz"/],
   ["a span without a name", line([{ ...span, name: "" }]), /name/],
   ["an end before the start", line([{ ...span, endTimeUnixNano: "1" }]), /endTimeUnixNano/],
-  ["a time that is no number", line([{ ...span, startTimeUnixNano: "soon" }]), /startTimeUnixNano is "soon"/],
+  [
+    "a time that is no number",
+    line([{ ...span, startTimeUnixNano: "soon" }]),
+    /startTimeUnixNano is "soon"/,
+  ],
   ["spans that are no list", line({}), /spans/],
 ])("%s is refused, naming the field", (_, text, message) => {
   expect(() => readSpans(text)).toThrow(message);

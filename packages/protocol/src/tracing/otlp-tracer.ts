@@ -15,11 +15,14 @@ import {
 export interface OtlpTracerOptions extends Pick<AmbientOptions, "clock" | "random"> {
   /** `service.name` of the resource, such as "kv-proxy". */
   readonly service: string;
-  /** `service.instance.id`, such as "prefill-0"; tells processes of one service apart. @default undefined */
+  /**
+   * `service.instance.id`, such as "prefill-0"; tells processes of one service apart. @default
+   * undefined
+   */
   readonly instance?: string | undefined;
   /**
-   * Gets ended spans as one line of OTLP JSON (`ExportTraceServiceRequest`, OpenTelemetry protocol 1.x), without a line break. Must not throw
-   * and must not wait.
+   * Gets ended spans as one line of OTLP JSON (`ExportTraceServiceRequest`, OpenTelemetry protocol
+   * 1.x), without a line break. Must not throw and must not wait.
    */
   write(line: string): void;
 }
@@ -36,8 +39,9 @@ const MAX_KEYS = 1000;
 const STATUS_ERROR = 2;
 
 /**
- * Records spans and hands them over as OTLP JSON. Spans are sampled as their parent is; a span without a parent is sampled. `close` writes the
- * spans that have ended; a span that ends later is dropped.
+ * Records spans and hands them over as OTLP JSON. Spans are sampled as their parent is; a span
+ * without a parent is sampled. `close` writes the spans that have ended; a span that ends later is
+ * dropped.
  */
 export class OtlpTracer implements Tracer {
   readonly #clock: Clock;
@@ -50,7 +54,10 @@ export class OtlpTracer implements Tracer {
   /** The first half of each span id. */
   readonly #spanPrefix: string;
   #spans = 0;
-  /** The text of the spans that have ended, in pieces: one join of all costs less than a concatenation for each span. */
+  /**
+   * The text of the spans that have ended, in pieces: one join of all costs less than a
+   * concatenation for each span.
+   */
   #pieces: string[] = [];
   #ended = 0;
   #timer: Timer | undefined;
@@ -71,15 +78,23 @@ export class OtlpTracer implements Tracer {
     };
   }
 
-  start(name: string, { parent, kind = "internal", attributes = {} }: SpanOptions = {}): Span | undefined {
+  start(
+    name: string,
+    { parent, kind = "internal", attributes = {} }: SpanOptions = {},
+  ): Span | undefined {
     const context = readTraceparent(parent);
-    if (context !== undefined && (Number.parseInt(context.slice(53), 16) & SAMPLED) === 0) return undefined;
+    if (context !== undefined && (Number.parseInt(context.slice(53), 16) & SAMPLED) === 0)
+      return undefined;
     const traceId = context?.slice(3, 35) ?? this.#uuid().replaceAll("-", "");
     // Unique in a trace is enough, and half the cost of random ids.
     this.#spans = (this.#spans % 0xffff_ffff) + 1;
     const spanId = this.#spanPrefix + this.#spans.toString(16).padStart(8, "0");
     const parentId = context === undefined ? "" : context.slice(36, 52);
-    return new OtlpSpan({ traceId, spanId, parentId, name, kind: KINDS[kind] }, attributes, this.#sink);
+    return new OtlpSpan(
+      { traceId, spanId, parentId, name, kind: KINDS[kind] },
+      attributes,
+      this.#sink,
+    );
   }
 
   /** Writes the spans that have ended. */
@@ -212,14 +227,16 @@ function writeAttributes(sets: readonly SpanAttributes[], pieces: string[]): voi
 }
 
 function isSetAgain(sets: readonly SpanAttributes[], from: number, key: string): boolean {
-  for (let at = from; at < sets.length; at += 1) if (Object.hasOwn(sets[at] ?? {}, key)) return true;
+  for (let at = from; at < sets.length; at += 1)
+    if (Object.hasOwn(sets[at] ?? {}, key)) return true;
   return false;
 }
 
 /** OTLP JSON has 64-bit integers as strings. JSON has no NaN and no Infinity, which become text. */
 function writeValue(value: string | number | boolean, pieces: string[]): void {
   if (typeof value === "string") pieces.push('{"stringValue":', jsonText(value), "}}");
-  else if (typeof value === "boolean") pieces.push(value ? '{"boolValue":true}}' : '{"boolValue":false}}');
+  else if (typeof value === "boolean")
+    pieces.push(value ? '{"boolValue":true}}' : '{"boolValue":false}}');
   else if (Number.isSafeInteger(value)) pieces.push('{"intValue":"', String(value), '"}}');
   else if (Number.isFinite(value)) pieces.push('{"doubleValue":', String(value), "}}");
   else pieces.push('{"stringValue":"', String(value), '"}}');

@@ -34,8 +34,9 @@ const SPAN_ID = /^[0-9a-f]{16}$/i;
 const STATUS_ERROR = 2;
 
 /**
- * Reads one line of an OTLP JSON file (`TracesData` or `ExportTraceServiceRequest`), of this project's programs or of an OpenTelemetry
- * Collector's file exporter. Unknown keys are ignored. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ * Reads one line of an OTLP JSON file (`TracesData` or `ExportTraceServiceRequest`), of this
+ * project's programs or of an OpenTelemetry Collector's file exporter. Unknown keys are ignored.
+ * Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function readSpans(line: string): TraceSpan[] {
   let value: unknown;
@@ -58,13 +59,18 @@ function readSpan(value: unknown, process: string): TraceSpan {
   const startMs = time(fields, "startTimeUnixNano");
   const endMs = time(fields, "endTimeUnixNano");
   if (endMs < startMs)
-    throw fields.malformed("endTimeUnixNano", "a time after the start", fields.raw("endTimeUnixNano"));
+    throw fields.malformed(
+      "endTimeUnixNano",
+      "a time after the start",
+      fields.raw("endTimeUnixNano"),
+    );
   const status = fields.raw("status");
   const isError = isMap(status) && status["code"] === STATUS_ERROR;
   return {
     traceId: id(fields, "traceId", TRACE_ID),
     spanId: id(fields, "spanId", SPAN_ID),
-    parentSpanId: parent === undefined || parent === "" ? undefined : id(fields, "parentSpanId", SPAN_ID),
+    parentSpanId:
+      parent === undefined || parent === "" ? undefined : id(fields, "parentSpanId", SPAN_ID),
     name: fields.string("name", { minLength: 1, maxLength: MAX_NAME_LENGTH }),
     process,
     startMs,
@@ -72,7 +78,10 @@ function readSpan(value: unknown, process: string): TraceSpan {
     attributes: attributesOf(value),
     events: items(value, "span", "events").map((event) => {
       const read = new MapFields(event, { what: "event of a span", maxItems: MAX_EVENTS });
-      return { name: read.string("name", { maxLength: MAX_NAME_LENGTH }), atMs: time(read, "timeUnixNano") };
+      return {
+        name: read.string("name", { maxLength: MAX_NAME_LENGTH }),
+        atMs: time(read, "timeUnixNano"),
+      };
     }),
     error: isError ? text(status["message"]) || "failed" : undefined,
   };
@@ -82,7 +91,9 @@ function processOf(resource: unknown): string {
   const { ["service.name"]: service, ["service.instance.id"]: instance } = attributesOf(
     isMap(resource) ? resource["resource"] : undefined,
   );
-  return [service, instance].filter((part) => part !== undefined && part !== "").join(" ") || "unknown";
+  return (
+    [service, instance].filter((part) => part !== undefined && part !== "").join(" ") || "unknown"
+  );
 }
 
 function attributesOf(owner: unknown): SpanAttributes {

@@ -33,7 +33,10 @@ test("an engine that does not know its tokens has no content, and one with malfo
   expect(promptContent({ contentKey: "a" })).toBeUndefined();
   for (const id of [-1, 0.5, 2 ** 31, 2 ** 32 + 1, Number.NaN]) {
     expect(() => promptContent({ promptTokenIds: [1, id] })).toThrow(
-      expect.objectContaining({ code: "KV_REQUEST_INVALID", message: expect.stringContaining(`${id}`) }),
+      expect.objectContaining({
+        code: "KV_REQUEST_INVALID",
+        message: expect.stringContaining(`${id}`),
+      }),
     );
   }
 });

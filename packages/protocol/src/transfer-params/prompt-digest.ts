@@ -13,7 +13,10 @@ export interface PromptContent {
   readonly contentKey?: string | undefined;
 }
 
-/** `PromptContent` as plain data: 4 bytes per token in base64 are copied between threads and processes faster than a list of numbers. */
+/**
+ * `PromptContent` as plain data: 4 bytes per token in base64 are copied between threads and
+ * processes faster than a list of numbers.
+ */
 export interface EncodedPrompt {
   /** The token ids, in base64. */
   readonly tokenIds: string;
@@ -22,8 +25,8 @@ export interface EncodedPrompt {
 }
 
 /**
- * Reads the content of an engine's request; undefined where the engine does not know the tokens. Errors: `KV_REQUEST_INVALID` for a token id that is
- * not an integer from 0 to 2^31 - 1.
+ * Reads the content of an engine's request; undefined where the engine does not know the tokens.
+ * Errors: `KV_REQUEST_INVALID` for a token id that is not an integer from 0 to 2^31 - 1.
  */
 export function promptContent(request: {
   readonly promptTokenIds?: ArrayLike<number> | undefined;
@@ -46,10 +49,13 @@ export function promptContent(request: {
 }
 
 /**
- * SHA-256 in hex of a prompt's first `numTokens` tokens and of its content key. P and D compare it before D uses P's KV. Undefined when the prompt is
- * shorter. Throws nothing.
+ * SHA-256 in hex of a prompt's first `numTokens` tokens and of its content key. P and D compare it
+ * before D uses P's KV. Undefined when the prompt is shorter. Throws nothing.
  */
-export function promptDigest({ tokenIds, contentKey }: PromptContent, numTokens: number): string | undefined {
+export function promptDigest(
+  { tokenIds, contentKey }: PromptContent,
+  numTokens: number,
+): string | undefined {
   if (numTokens > tokenIds.length) return undefined;
   const head = encodeMsgpack([DOMAIN, numTokens, contentKey ?? null]);
   const tokens = new Uint8Array(tokenIds.buffer, tokenIds.byteOffset, 4 * numTokens);

@@ -14,7 +14,10 @@ const folder = fileURLToPath(new URL("../../fixtures/wire/", import.meta.url));
 
 const read = (name: string) => readFileSync(folder + name, "utf8");
 
-/** Each kv_transfer_params that vLLM's pull scheduler returned in the recordings, from the scheduler's log and from HTTP responses. */
+/**
+ * Each kv_transfer_params that vLLM's pull scheduler returned in the recordings, from the
+ * scheduler's log and from HTTP responses.
+ */
 const recorded = [
   ...readdirSync(folder)
     .filter((name) => name.startsWith("pull") && name.endsWith(".sched.jsonl"))
@@ -24,7 +27,9 @@ const recorded = [
         .filter(Boolean)
         .map((line) => JSON.parse(line)),
     )
-    .filter((line) => line.ev === "sched.request_finished.ret" && line.params?.do_remote_prefill === true)
+    .filter(
+      (line) => line.ev === "sched.request_finished.ret" && line.params?.do_remote_prefill === true,
+    )
     .map((line) => line.params),
   ...readdirSync(folder)
     .filter((name) => /^http_.*pull.*\.json$/.test(name))
@@ -56,7 +61,11 @@ test("vLLM's recorded parameters are parsed, and encoded again with the same key
 
 test("parses the parameters of a prefill request, and of a request without a transfer", () => {
   expect(
-    parseTransferParams({ do_remote_decode: true, do_remote_prefill: false, remote_engine_id: null }).kind,
+    parseTransferParams({
+      do_remote_decode: true,
+      do_remote_prefill: false,
+      remote_engine_id: null,
+    }).kind,
   ).toBe("remote-decode");
   expect(parseTransferParams(undefined).kind).toBe("local");
   expect(parseTransferParams({}).kind).toBe("local");
@@ -85,12 +94,18 @@ test.each([
   expect(read).toThrow(key);
 });
 
-test.each(["127.0.0.1", "::1", "fe80::1%eth0", "p0.svc.cluster.local", "prefill_0", "::ffff:10.0.0.1"])(
-  "%s is accepted as remote_host",
-  (remote_host) => {
-    expect(parseTransferParams({ ...answer, remote_host })).toMatchObject({ remoteHost: remote_host });
-  },
-);
+test.each([
+  "127.0.0.1",
+  "::1",
+  "fe80::1%eth0",
+  "p0.svc.cluster.local",
+  "prefill_0",
+  "::ffff:10.0.0.1",
+])("%s is accepted as remote_host", (remote_host) => {
+  expect(parseTransferParams({ ...answer, remote_host })).toMatchObject({
+    remoteHost: remote_host,
+  });
+});
 
 test("a missing or null key gets vLLM's default", () => {
   const { tp_size, dcp_size, pp_size, transfer_mode, remote_num_tokens, ...rest } = answer;
@@ -144,7 +159,13 @@ const { remote_block_ids: _, ...pushAnswer } = { ...pullAnswer, transfer_mode: "
 test("accepts what a vLLM D can use: vLLM's parameters, unknown keys, and no blocks in push", () => {
   expect(checkRemotePrefillParams(pullAnswer)).toBeUndefined();
   expect(
-    checkRemotePrefillParams({ ...pullAnswer, transfer_mode: "pull", tp_size: 8, dcp_size: 1, pp_size: 1 }),
+    checkRemotePrefillParams({
+      ...pullAnswer,
+      transfer_mode: "pull",
+      tp_size: 8,
+      dcp_size: 1,
+      pp_size: 1,
+    }),
   ).toBeUndefined();
   expect(checkRemotePrefillParams(pushAnswer)).toBeUndefined();
   for (const params of recorded) expect(checkRemotePrefillParams(params)).toBeUndefined();
@@ -188,7 +209,10 @@ test("kv_peer decodes to what was encoded, and a malformed kv_peer counts as abs
   const parsed = parseTransferParams({ ...answer, kv_peer: lease });
   if (parsed.kind !== "remote-prefill") throw new Error("not a remote prefill");
   expect(parsed.lease).toEqual(lease);
-  const again = encodeRemotePrefillParams({ ...parsed, remoteNumTokens: parsed.remoteNumTokens ?? 0 });
+  const again = encodeRemotePrefillParams({
+    ...parsed,
+    remoteNumTokens: parsed.remoteNumTokens ?? 0,
+  });
   expect(again["kv_peer"]).toEqual(lease);
   for (const kv_peer of [
     null,

@@ -3,8 +3,12 @@ import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
 import { isCapability } from "./capability.js";
 
-/** A host name or an IP address and nothing else: "*", ";" and "/" have a special meaning in ZMQ endpoints. */
-export const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
+/**
+ * A host name or an IP address and nothing else: "*", ";" and "/" have a special meaning in ZMQ
+ * endpoints.
+ */
+export const HOST =
+  /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
 
 const WHAT = "kv_transfer_params";
 const MAX_GROUPS = 1024;
@@ -15,36 +19,48 @@ const MAX_SAMPLING_KEY_LENGTH = 256;
 const SIZE = { min: 1, max: 65_536 };
 const PASS_ON_HINT = "pass the kv_transfer_params of the prefill answer on unchanged";
 
-/** The modes of vLLM's connectors: D reads ("pull") or P writes ("push"). Other connectors may have modes of their own. */
+/**
+ * The modes of vLLM's connectors: D reads ("pull") or P writes ("push"). Other connectors may have
+ * modes of their own.
+ */
 export type TransferMode = "pull" | "push";
 
-/** Identifies one use of a request's blocks at P. An extension between `@kv` peers under the key `kv_peer`; vLLM ignores it. */
+/**
+ * Identifies one use of a request's blocks at P. An extension between `@kv` peers under the key
+ * `kv_peer`; vLLM ignores it.
+ */
 export interface RemoteLease {
   /** P's process; another start of the same engine has another value. */
   readonly incarnation: string;
   /** Number of the use of the request's blocks; see `Generation` in `@kv/connector`. */
   readonly generation: number;
   /**
-   * The request's capability: 128 random bits in base64url. P accepts the extended messages about the request only from peers that send it.
-   * Absent from peers that do not know it.
+   * The request's capability: 128 random bits in base64url. P accepts the extended messages about
+   * the request only from peers that send it. Absent from peers that do not know it.
    */
   readonly capability?: string | undefined;
   /** How often P has registered its KV cache, in push: there vLLM's parameters do not say it. */
   readonly registrationGeneration?: number | undefined;
   /**
-   * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one over HTTP. Absent where P's request has no
-   * trace.
+   * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one
+   * over HTTP. Absent where P's request has no trace.
    */
   readonly traceparent?: string | undefined;
   /** How P sampled `first_token_ids`; see `ConnectorRequest.samplingKey`. Absent without them. */
   readonly samplingKey?: string | undefined;
 }
 
-/** `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
+/**
+ * `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in
+ * pull_scheduler.py and push_scheduler.py).
+ */
 export interface RemotePrefillParams {
   /** Distinguishes these parameters from other `RequestParams`. */
   readonly kind: "remote-prefill";
-  /** Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push when P's response had none. */
+  /**
+   * Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push when P's
+   * response had none.
+   */
   readonly remoteBlockIds: BlockIds;
   /** P's engine id. */
   readonly remoteEngineId: string;
@@ -64,7 +80,10 @@ export interface RemotePrefillParams {
   readonly remoteNumTokens: number | undefined;
   /** End of P's lease on P's clock, in seconds; undefined when absent. */
   readonly remoteBlocksExpiryTime: number | undefined;
-  /** How often P has registered its KV cache; D shakes hands again when it is higher than at the last handshake. Default 0. */
+  /**
+   * How often P has registered its KV cache; D shakes hands again when it is higher than at the
+   * last handshake. Default 0.
+   */
   readonly remoteRegistrationGeneration: number;
   /** How the KV is transferred; see `TransferMode`. Default "pull". */
   readonly transferMode: string;
@@ -93,8 +112,9 @@ export type RequestParams =
   | RemotePrefillParams;
 
 /**
- * Reads a request's `kv_transfer_params`; the only validation of them in this project. `defaultMode` applies when they have no mode.
- * Errors: `KV_REQUEST_INVALID` naming the key, its value and the wanted form.
+ * Reads a request's `kv_transfer_params`; the only validation of them in this project.
+ * `defaultMode` applies when they have no mode. Errors: `KV_REQUEST_INVALID` naming the key, its
+ * value and the wanted form.
  */
 export function parseTransferParams(
   params: KvTransferParams | null | undefined,
@@ -104,19 +124,25 @@ export function parseTransferParams(
   const prefill = readFlag(params, "do_remote_prefill");
   const decode = readFlag(params, "do_remote_decode");
   if (prefill && decode) {
-    throw new KvError("KV_REQUEST_INVALID", `${WHAT}: do_remote_prefill and do_remote_decode are both true`, {
-      hint: "a prefill request has do_remote_decode, a decode request has do_remote_prefill",
-    });
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `${WHAT}: do_remote_prefill and do_remote_decode are both true`,
+      {
+        hint: "a prefill request has do_remote_decode, a decode request has do_remote_prefill",
+      },
+    );
   }
   if (decode) return { kind: "remote-decode", given: params };
   return prefill ? readRemotePrefill(params, defaultMode) : { kind: "local" };
 }
 
 /**
- * Checks the parameters of P's response before a D gets them. A vLLM D (0.32, 0.33) does not validate them: a field that is missing or of
- * another type stops its engine or makes it read other memory. Returns the error, or undefined when the parameters are usable. Stricter
- * than `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block. A mode that
- * is not vLLM's belongs to a connector of its own, whose D reads the rest.
+ * Checks the parameters of P's response before a D gets them. A vLLM D (0.32, 0.33) does not
+ * validate them: a field that is missing or of another type stops its engine or makes it read other
+ * memory. Returns the error, or undefined when the parameters are usable. Stricter than
+ * `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at
+ * least one block. A mode that is not vLLM's belongs to a connector of its own, whose D reads the
+ * rest.
  */
 export function checkRemotePrefillParams(params: KvTransferParams): KvError | undefined {
   try {
@@ -127,7 +153,11 @@ export function checkRemotePrefillParams(params: KvTransferParams): KvError | un
       if (value === null || (value === undefined && isNeeded)) throw invalid(key, "a size", value);
     }
     if (transferMode === "pull" && remoteBlockIds.every((group) => group.length === 0))
-      throw invalid("remote_block_ids", "a list with at least one block id", params["remote_block_ids"]);
+      throw invalid(
+        "remote_block_ids",
+        "a list with at least one block id",
+        params["remote_block_ids"],
+      );
     return undefined;
   } catch (error) {
     if (KvError.is(error)) return error;
@@ -135,7 +165,10 @@ export function checkRemotePrefillParams(params: KvTransferParams): KvError | un
   }
 }
 
-function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode): RemotePrefillParams {
+function readRemotePrefill(
+  params: KvTransferParams,
+  defaultMode: TransferMode,
+): RemotePrefillParams {
   try {
     const fields = new MapFields(params, {
       what: WHAT,
@@ -171,17 +204,21 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
 }
 
 /**
- * The `transfer_id` of a request's parameters: the front end's name of a prompt, which both legs share. A push P matches by it before it compares
- * request ids. vLLM 0.33's NixlConnector does not know it (its MooncakeConnector does). Undefined when absent. Errors: `KV_REQUEST_INVALID`.
+ * The `transfer_id` of a request's parameters: the front end's name of a prompt, which both legs
+ * share. A push P matches by it before it compares request ids. vLLM 0.33's NixlConnector does not
+ * know it (its MooncakeConnector does). Undefined when absent. Errors: `KV_REQUEST_INVALID`.
  */
 export function readTransferId(params: KvTransferParams | null | undefined): string | undefined {
   if (params?.["transfer_id"] == null) return undefined;
-  return transferId(new MapFields(params, { what: WHAT, maxItems: 0, malformedCode: "KV_REQUEST_INVALID" }));
+  return transferId(
+    new MapFields(params, { what: WHAT, maxItems: 0, malformedCode: "KV_REQUEST_INVALID" }),
+  );
 }
 
 /**
- * The first output token, where P has sampled it (`first_token_ids` of vllm#51919, in no release), and how a P of `@kv` sampled it. Undefined when absent. Errors:
- * `KV_REQUEST_INVALID` for anything else than a list of one token id.
+ * The first output token, where P has sampled it (`first_token_ids` of vllm#51919, in no release),
+ * and how a P of `@kv` sampled it. Undefined when absent. Errors: `KV_REQUEST_INVALID` for anything
+ * else than a list of one token id.
  */
 export function readFirstToken(
   params: KvTransferParams | null | undefined,
@@ -189,7 +226,12 @@ export function readFirstToken(
   const given = params?.["first_token_ids"];
   if (given === undefined || given === null) return undefined;
   const [token] = Array.isArray(given) && given.length === 1 ? (given as unknown[]) : [];
-  if (typeof token !== "number" || !Number.isSafeInteger(token) || token < 0 || token > MAX_TOKEN_ID)
+  if (
+    typeof token !== "number" ||
+    !Number.isSafeInteger(token) ||
+    token < 0 ||
+    token > MAX_TOKEN_ID
+  )
     throw invalid("first_token_ids", `a list of one token id from 0 to ${MAX_TOKEN_ID}`, given);
   return { token, samplingKey: readLease(params?.["kv_peer"])?.samplingKey };
 }
@@ -222,8 +264,8 @@ function expiryTime(fields: MapFields): number | undefined {
 }
 
 /**
- * Whether a prefill request names blocks of a decode engine, whose KV of the last turn P may read back. A request with both flags does not: `parseTransferParams`
- * refuses it. Throws nothing.
+ * Whether a prefill request names blocks of a decode engine, whose KV of the last turn P may read
+ * back. A request with both flags does not: `parseTransferParams` refuses it. Throws nothing.
  */
 export function namesReadback(params: KvTransferParams | null | undefined): boolean {
   const { do_remote_decode, do_remote_prefill, remote_block_ids: blockIds } = params ?? {};
@@ -232,8 +274,10 @@ export function namesReadback(params: KvTransferParams | null | undefined): bool
 }
 
 /**
- * The parameters of a prefill request that names blocks of a decode engine, with the roles exchanged: P reads them as a D reads those of a P. Errors:
- * `KV_REQUEST_INVALID` without `remote_num_tokens`, and where a vLLM D's have no `remote_blocks_expiry_time`: nothing else says that it still holds the blocks.
+ * The parameters of a prefill request that names blocks of a decode engine, with the roles
+ * exchanged: P reads them as a D reads those of a P. Errors: `KV_REQUEST_INVALID` without
+ * `remote_num_tokens`, and where a vLLM D's have no `remote_blocks_expiry_time`: nothing else says
+ * that it still holds the blocks.
  */
 export function readbackParams(params: KvTransferParams): KvTransferParams {
   const { remote_num_tokens: numTokens, remote_blocks_expiry_time: expiry, kv_peer: peer } = params;
@@ -249,7 +293,10 @@ export function readbackParams(params: KvTransferParams): KvTransferParams {
   return { ...params, do_remote_prefill: true, do_remote_decode: false };
 }
 
-/** `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they have none, or a malformed one. */
+/**
+ * `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they
+ * have none, or a malformed one.
+ */
 export function peerTraceparent(params: KvTransferParams | null | undefined): string | undefined {
   const peer = params?.["kv_peer"];
   return isMap(peer) ? readTraceparent(peer["traceparent"]) : undefined;
@@ -260,7 +307,8 @@ function readLease(value: unknown): RemoteLease | undefined {
   if (!isMap(value)) return undefined;
   const { incarnation, generation, capability } = value;
   const traceparent = readTraceparent(value["traceparent"]);
-  if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
+  if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255)
+    return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
   const { registration_generation: registered, sampling } = value;
   const hasSampling = typeof sampling === "string" && sampling.length <= MAX_SAMPLING_KEY_LENGTH;
@@ -279,11 +327,19 @@ function readLease(value: unknown): RemoteLease | undefined {
 export interface RemotePrefillAnswer
   extends Omit<
     RemotePrefillParams,
-    "kind" | "given" | "remoteNumTokens" | "remoteBlocksExpiryTime" | "remoteRegistrationGeneration" | "lease"
+    | "kind"
+    | "given"
+    | "remoteNumTokens"
+    | "remoteBlocksExpiryTime"
+    | "remoteRegistrationGeneration"
+    | "lease"
   > {
   /** Prompt tokens whose KV the blocks hold. */
   readonly remoteNumTokens: number;
-  /** Only pull names the end of the lease and the registration generation; undefined leaves the key out. */
+  /**
+   * Only pull names the end of the lease and the registration generation; undefined leaves the key
+   * out.
+   */
   readonly remoteBlocksExpiryTime?: number | null | undefined;
   /** As `RemotePrefillParams.remoteRegistrationGeneration`; undefined leaves the key out. */
   readonly remoteRegistrationGeneration?: number | undefined;
@@ -295,7 +351,10 @@ export interface RemotePrefillAnswer
   readonly isDecoded?: boolean | undefined;
 }
 
-/** P's or D's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
+/**
+ * P's or D's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv`
+ * extension last. Throws nothing.
+ */
 export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
   const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease, isDecoded = false } = answer;
   return {
@@ -310,7 +369,9 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
     dcp_size: answer.dcpSize,
     pp_size: answer.ppSize,
     remote_num_tokens: answer.remoteNumTokens,
-    ...(remoteBlocksExpiryTime === undefined ? {} : { remote_blocks_expiry_time: remoteBlocksExpiryTime }),
+    ...(remoteBlocksExpiryTime === undefined
+      ? {}
+      : { remote_blocks_expiry_time: remoteBlocksExpiryTime }),
     ...(remoteRegistrationGeneration === undefined
       ? {}
       : { remote_registration_generation: remoteRegistrationGeneration }),
@@ -333,13 +394,18 @@ function leaseMap({
     incarnation,
     generation,
     ...(capability === undefined ? {} : { capability }),
-    ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
+    ...(registrationGeneration === undefined
+      ? {}
+      : { registration_generation: registrationGeneration }),
     ...(traceparent === undefined ? {} : { traceparent }),
     ...(samplingKey === undefined ? {} : { sampling: samplingKey }),
   };
 }
 
-/** The request id without the suffix of eight hex digits that vLLM appends (vLLM: `get_base_request_id`). Throws nothing. */
+/**
+ * The request id without the suffix of eight hex digits that vLLM appends (vLLM:
+ * `get_base_request_id`). Throws nothing.
+ */
 export function baseRequestId(requestId: string): string {
   return requestId.replace(/-[0-9a-f]{8}$/i, "");
 }

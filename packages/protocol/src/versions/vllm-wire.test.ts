@@ -75,7 +75,8 @@ test("the codecs write the fields that the newest version is described with, in 
 test("the recorded hash factors are those that the newest version is described with", () => {
   const lines = readFileSync(new URL("compat_hash.jsonl", fixtures), "utf8").trim().split("\n");
   const recorded = lines.map((line) => JSON.parse(line).factors as Record<string, unknown>);
-  const factors = recorded.find(({ vllm_version }) => vllm_version === NEWEST_VLLM_VERSION.version) ?? {};
+  const factors =
+    recorded.find(({ vllm_version }) => vllm_version === NEWEST_VLLM_VERSION.version) ?? {};
   const described = namesIn("compatibility hash").filter((name) => !name.includes("."));
   expect(Object.keys(factors).sort()).toEqual(described.sort());
 });
@@ -102,10 +103,9 @@ test("an entry is described from the release that added it up to the one that re
     false,
     true,
   ]);
-  expect(["0.28.0", "0.29.0"].map((each) => has(each, "compatibility hash", "cross_layers_blocks"))).toEqual([
-    true,
-    false,
-  ]);
+  expect(
+    ["0.28.0", "0.29.0"].map((each) => has(each, "compatibility hash", "cross_layers_blocks")),
+  ).toEqual([true, false]);
 });
 
 test.each([
@@ -133,7 +133,9 @@ test.each(OLDER)(
     expect(clockSeconds).toBeGreaterThan(0);
     expect(payload.rest).toEqual({});
     expect(payload.compatibilityHash).toBe(compatibilityHash(origin.factors));
-    const described = namesIn("compatibility hash", vllmWire(version)).filter((name) => !name.includes("."));
+    const described = namesIn("compatibility hash", vllmWire(version)).filter(
+      (name) => !name.includes("."),
+    );
     expect(Object.keys(origin.factors)).toEqual(described);
     expect(origin.factors).toMatchObject({
       vllm_version: version.version,

@@ -5,13 +5,14 @@ export interface VllmVersion {
   /** vLLM's `NIXL_CONNECTOR_VERSION`. */
   readonly connectorVersion: number;
   /**
-   * `transfers`: KV is transferred to and from real servers in `npm run test:vllm`. `handshake`: its handshake is read, and tools can say what
-   * has to be upgraded.
+   * `transfers`: KV is transferred to and from real servers in `npm run test:vllm`. `handshake`:
+   * its handshake is read, and tools can say what has to be upgraded.
    */
   readonly support: "transfers" | "handshake";
   /**
-   * A D of this release mixes up the heads and tokens of blocks from a P with smaller blocks: the text is wrong, without an error. Seen on the CPU;
-   * the cause is probably `kv_postprocess_blksize_on_receive`, which 0.32 rewrote (read, not isolated).
+   * A D of this release mixes up the heads and tokens of blocks from a P with smaller blocks: the
+   * text is wrong, without an error. Seen on the CPU; the cause is probably
+   * `kv_postprocess_blksize_on_receive`, which 0.32 rewrote (read, not isolated).
    */
   readonly mixesUpSmallerBlocks?: true;
 }
@@ -41,11 +42,19 @@ interface Range {
 type Entry = string | readonly [name: string, form: string, range?: Range];
 
 const since = (version: Release): Range => ({ since: version });
-const SPECULATIVE = ["method", "model", "revision", "code_revision", "parallel_drafting", "kv_cache_dtype"];
+const SPECULATIVE = [
+  "method",
+  "model",
+  "revision",
+  "code_revision",
+  "parallel_drafting",
+  "kv_cache_dtype",
+];
 
 /**
- * The wire of every release, one section per message. Entries are in vLLM's order. `kv-peer wire` reads the same sections from the sources of a
- * wheel; the form of an entry is the text that it reads.
+ * The wire of every release, one section per message. Entries are in vLLM's order. `kv-peer wire`
+ * reads the same sections from the sources of a wheel; the form of an entry is the text that it
+ * reads.
  */
 const WIRE = {
   /** The frames of the side channel. */
@@ -59,7 +68,10 @@ const WIRE = {
     ["compatibility_hash", "str"],
     ["agent_metadata_bytes", "bytes"],
   ],
-  /** `NixlAgentMetadata`, type and default. A dataclass is a msgpack map; msgspec ignores keys that it does not know. */
+  /**
+   * `NixlAgentMetadata`, type and default. A dataclass is a msgpack map; msgspec ignores keys that
+   * it does not know.
+   */
   "agent metadata": [
     ["class", "dataclass"],
     ["engine_id", "str"],
@@ -82,7 +94,11 @@ const WIRE = {
     ["pcp_size", "int = 1", since("0.29.0")],
     ["ple_block_len", "int | None = None", since("0.32.0")],
     ["region_members", "list[list[str]] = field(default_factory=list)", since("0.31.0")],
-    ["packed_member_layouts", "dict[str, tuple[int, int]] = field(default_factory=dict)", since("0.31.0")],
+    [
+      "packed_member_layouts",
+      "dict[str, tuple[int, int]] = field(default_factory=dict)",
+      since("0.31.0"),
+    ],
   ],
   /** Values of `kv_cache_layout`; the form is the order of the dimensions. */
   "cache layouts": [
@@ -170,7 +186,10 @@ const WIRE = {
     "remote_num_tokens",
     ["transfer_mode", "", since("0.28.0")],
   ],
-  /** Keys of `kv_transfer_params` that vLLM's code reads and writes; those with an underscore are its own marks. */
+  /**
+   * Keys of `kv_transfer_params` that vLLM's code reads and writes; those with an underscore are
+   * its own marks.
+   */
   "parameters read": [
     "remote_engine_id",
     "remote_request_id",
@@ -203,10 +222,16 @@ const WIRE = {
 /** A part of the wire, such as "agent metadata". */
 export type WireSection = keyof typeof WIRE;
 
-/** Per section, the names that a version puts on the wire and the form of each; the form is empty where only the name counts. */
+/**
+ * Per section, the names that a version puts on the wire and the form of each; the form is empty
+ * where only the name counts.
+ */
 export type VllmWire = Readonly<Record<WireSection, Readonly<Record<string, string>>>>;
 
-/** The wire of a described release; entries are in vLLM's order. `version` is one of `VLLM_VERSIONS`. Throws nothing. */
+/**
+ * The wire of a described release; entries are in vLLM's order. `version` is one of
+ * `VLLM_VERSIONS`. Throws nothing.
+ */
 export function vllmWire({ version }: VllmVersion): VllmWire {
   const known = wires.get(version) ?? wireOf(version);
   wires.set(version, known);
@@ -219,16 +244,22 @@ function wireOf(version: string): VllmWire {
   const at = VERSIONS.findIndex((each) => each.version === version);
   const indexOf = (release: Release | undefined, otherwise: number) =>
     release === undefined ? otherwise : VERSIONS.findIndex((each) => each.version === release);
-  const has = ({ since, until }: Range) => indexOf(since, 0) <= at && at < indexOf(until, VERSIONS.length);
+  const has = ({ since, until }: Range) =>
+    indexOf(since, 0) <= at && at < indexOf(until, VERSIONS.length);
   const sections = Object.entries<readonly Entry[]>(WIRE).map(([section, entries]) => {
-    const named = entries.map((entry) => (typeof entry === "string" ? ([entry, ""] as const) : entry));
+    const named = entries.map((entry) =>
+      typeof entry === "string" ? ([entry, ""] as const) : entry,
+    );
     const kept = named.filter(([, , range = {}]) => has(range));
     return [section, Object.fromEntries(kept.map(([name, form]) => [name, form]))];
   });
   return Object.fromEntries(sections) as VllmWire;
 }
 
-/** The described release of a vLLM version: that with the same major and minor number. Undefined for any other. */
+/**
+ * The described release of a vLLM version: that with the same major and minor number. Undefined for
+ * any other.
+ */
 export function describedVersion(version: string): VllmVersion | undefined {
   const minor = /^(\d+\.\d+)(\.|$|[^\d])/.exec(version)?.[1];
   return VLLM_VERSIONS.find((each) => minor !== undefined && each.version.startsWith(`${minor}.`));

@@ -45,7 +45,9 @@ test("mission S3.8: accepts the flags of vLLM's demo proxies, for pull and for p
   expect([port, readSettings(settings)]).toMatchObject([
     8000,
     {
-      ...{ mode: "push", model: "m", decoders: ["d:1"] },
+      mode: "push",
+      model: "m",
+      decoders: ["d:1"],
       prefillers: [
         { url: "http://p:1", kv: { engineId: "e", ...kv } },
         { url: "http://p:2", kv: { engineId: "f", ...kv } },
@@ -145,7 +147,11 @@ test.each([
     "KV_CONFIG_INVALID",
     "--admin-token-file gone cannot be read: ENOENT",
   ],
-  ["--config f.json --prefill-kv-host h", "KV_CONFIG_INVALID", "has 1 values, but 0 prefill instances"],
+  [
+    "--config f.json --prefill-kv-host h",
+    "KV_CONFIG_INVALID",
+    "has 1 values, but 0 prefill instances",
+  ],
 ] as const)("%s is %s", (line, code, message) => {
   const error = catchError(() => parse(line));
   expect(KvError.is(error, code)).toBe(true);
@@ -181,7 +187,9 @@ test("a sidecar has llm-d's flags, and the decode instance on this machine", () 
     "--sidecar --allow-prefill * --prefill-side-channel-port 5600 --prefill-tp-size 2 --decode-kv-host 10.0.0.7",
   );
   expect(engines.settings.sidecar).toEqual({ allow: ["*"], kv: { port: 5600, tpSize: 2 } });
-  expect(engines.settings.decoders).toEqual([{ url: "http://127.0.0.1:8200", kv: { host: "10.0.0.7" } }]);
+  expect(engines.settings.decoders).toEqual([
+    { url: "http://127.0.0.1:8200", kv: { host: "10.0.0.7" } },
+  ]);
   expect(readSettings(engines.settings).prefillers).toEqual([]);
 });
 
@@ -224,11 +232,17 @@ test.each([
   ],
   ["--allow-prefill * --prefill p:1 --decode d:1", "--allow-prefill is given without --sidecar"],
   ["--enable-tls prefiller --prefill p:1 --decode d:1", "--enable-tls is given without --sidecar"],
-  ["--sidecar --decode d:1 --allow-prefill * --enable-tls decoder", "--enable-tls decoder goes with"],
+  [
+    "--sidecar --decode d:1 --allow-prefill * --enable-tls decoder",
+    "--enable-tls decoder goes with",
+  ],
   ["--cert-path c --prefill p:1 --decode d:1", "--cert-path is given without --sidecar"],
   ["--sidecar --allow-prefill * --secure-proxy=false --cert-path c", "--cert-path is given with"],
   ["--data-parallel-size 2 --prefill p:1 --decode d:1", "--data-parallel-size 2 is not valid here"],
-  ["--sidecar --allow-prefill * --data-parallel-size 0", "--data-parallel-size 0 is not valid here"],
+  [
+    "--sidecar --allow-prefill * --data-parallel-size 0",
+    "--data-parallel-size 0 is not valid here",
+  ],
   ["--sidecar --allow-prefill * --prefill-tp-size 1 2", "--prefill-tp-size has 2 values"],
   ["--sidecar --allow-prefill * --prefill-engine-id e", "--prefill-engine-id has 1 values"],
 ])("%s is refused with the reason", (line, message) => {

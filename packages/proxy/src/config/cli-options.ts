@@ -33,7 +33,10 @@ export interface CliOptions {
   readonly trace: string | undefined;
   /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
   readonly settings: ProxySettingsInput;
-  /** Of a sidecar: how many ranks the decode server has; each gets a sidecar of its own, as `sidecarOfRank` says. */
+  /**
+   * Of a sidecar: how many ranks the decode server has; each gets a sidecar of its own, as
+   * `sidecarOfRank` says.
+   */
   readonly dataParallelSize: number;
 }
 
@@ -43,7 +46,10 @@ export interface CliSources {
   readonly env: Readonly<Record<string, string | undefined>>;
 }
 
-/** Defaults of vLLM's toy proxy: an instance on this machine. They apply when one flag of the pair is given. */
+/**
+ * Defaults of vLLM's toy proxy: an instance on this machine. They apply when one flag of the pair
+ * is given.
+ */
 const TOY = {
   prefill: { flag: "--prefiller", host: "localhost", port: 8100 },
   decode: { flag: "--decoder", host: "localhost", port: 8200 },
@@ -57,38 +63,60 @@ const ports = z.array(listenerPort).optional();
 /** The flags that are no settings. */
 const proxyFlags = fleetFlags.extend({
   ...group("Instances, as vLLM's toy proxy takes them", {
-    prefillerHosts: setting(hosts)`--prefiller-host, --prefiller-hosts <host...>: hosts of the prefill
+    prefillerHosts: setting(
+      hosts,
+    )`--prefiller-host, --prefiller-hosts <host...>: hosts of the prefill
         instances; a single host serves all ports (default: ${TOY.prefill.host})`,
     prefillerPorts: setting(
       ports,
     )`--prefiller-port, --prefiller-ports <port...>: their ports (default: ${TOY.prefill.port})`,
-    decoderHosts: setting(hosts)`--decoder-host, --decoder-hosts <host...>: hosts of the decode instances
+    decoderHosts: setting(
+      hosts,
+    )`--decoder-host, --decoder-hosts <host...>: hosts of the decode instances
         (default: ${TOY.decode.host})`,
     decoderPorts: setting(
       ports,
     )`--decoder-port, --decoder-ports <port...>: their ports (default: ${TOY.decode.port})`,
   }),
   ...group("Pairing", {
-    prefillEngineId: setting(hosts)`--prefill-engine-id <id...>: push: engine ids of the prefill instances
+    prefillEngineId: setting(
+      hosts,
+    )`--prefill-engine-id <id...>: push: engine ids of the prefill instances
         (default: learned from their answers)`,
   }),
-  ...group("Transfer", { push: setting(z.boolean().default(false))`--push: the same as --mode push` }),
+  ...group("Transfer", {
+    push: setting(z.boolean().default(false))`--push: the same as --mode push`,
+  }),
   ...group("Sidecar", {
-    sidecar: setting(z.boolean().default(false))`--sidecar: stand on the port of one decode instance; requests
+    sidecar: setting(
+      z.boolean().default(false),
+    )`--sidecar: stand on the port of one decode instance; requests
         name their prefill instances in x-prefiller-host-port, as with llm-d`,
-    modelServerPort: setting(listenerPort.optional())`--vllm-port, --model-server-port <port>: port of the
+    modelServerPort: setting(
+      listenerPort.optional(),
+    )`--vllm-port, --model-server-port <port>: port of the
         decode instance on this machine (default: ${DEFAULT_VLLM_PORT})`,
-    dataParallelSize: setting(z.number().default(1))`--data-parallel-size <n>: listen on so many ports from
+    dataParallelSize: setting(
+      z.number().default(1),
+    )`--data-parallel-size <n>: listen on so many ports from
         --port on, each for a rank of the decode server, at the ports from --vllm-port on`,
-    enableTls: setting(z.array(z.enum(["prefiller", "decoder"])).default([]))`--enable-tls <stage...>: reach
+    enableTls: setting(
+      z.array(z.enum(["prefiller", "decoder"])).default([]),
+    )`--enable-tls <stage...>: reach
         instances of this role by HTTPS`,
-    secureProxy: setting(z.enum(["true", "false"]).optional())`--secure-proxy [boolean]: speak TLS on its own
+    secureProxy: setting(
+      z.enum(["true", "false"]).optional(),
+    )`--secure-proxy [boolean]: speak TLS on its own
         port (default: false)`,
-    certPath: setting(z.string().optional())`--cert-path <folder>: folder of tls.crt and tls.key, read again
+    certPath: setting(
+      z.string().optional(),
+    )`--cert-path <folder>: folder of tls.crt and tls.key, read again
         when they change (default: with --secure-proxy: one is made)`,
   }),
   ...group("Admin routes", {
-    adminTokenFile: setting(z.string().optional())`--admin-token-file <file>: file with the token of the admin
+    adminTokenFile: setting(
+      z.string().optional(),
+    )`--admin-token-file <file>: file with the token of the admin
         routes (default: ${ADMIN_TOKEN})`,
   }),
 });
@@ -106,8 +134,9 @@ export const PROGRAM = {
 };
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`; flags override the file. Errors: `KV_CONFIG_INVALID`,
- * `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an unknown flag.
+ * Parses the arguments after the program's name, and the file of `--config`; flags override the
+ * file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
+ * unknown flag.
  */
 export function parseCli(
   args: readonly string[],
@@ -121,7 +150,15 @@ export function parseCli(
   if (settings.sidecar === undefined) requireInstances(settings);
   checkWorkers(workers, settings);
   const { logLevel, trace } = flags;
-  return { host, port, workers, logLevel, trace, settings, dataParallelSize: dataParallelSizeOf(flags) };
+  return {
+    host,
+    port,
+    workers,
+    logLevel,
+    trace,
+    settings,
+    dataParallelSize: dataParallelSizeOf(flags),
+  };
 }
 
 /** Refuses a number of workers that cannot work. Errors: `KV_CONFIG_INVALID`. */
@@ -142,11 +179,15 @@ function dataParallelSizeOf({ sidecar, dataParallelSize: size }: Flags): number 
   if (size >= 1 && size <= MAX_RANKS && (sidecar || size === 1)) return size;
   throw invalid(
     `--data-parallel-size ${size} is not valid here`,
-    sidecar ? `give 1 to ${MAX_RANKS}` : "it is for --sidecar; name ranks with --decode host:port@RANK",
+    sidecar
+      ? `give 1 to ${MAX_RANKS}`
+      : "it is for --sidecar; name ranks with --decode host:port@RANK",
   );
 }
 
-/** The token is never a flag, because all users of a machine can read the flags of its processes. */
+/**
+ * The token is never a flag, because all users of a machine can read the flags of its processes.
+ */
 function withToken(
   settings: ProxySettingsInput,
   file: string | undefined,
@@ -155,7 +196,10 @@ function withToken(
   const { admin, instanceRoutes } = settings;
   if (admin === undefined && instanceRoutes === undefined) {
     if (file === undefined) return settings;
-    throw invalid(`--admin-token-file ${file} is given, but there are no admin routes`, "give --admin-port");
+    throw invalid(
+      `--admin-token-file ${file} is given, but there are no admin routes`,
+      "give --admin-port",
+    );
   }
   const token = file === undefined ? (admin?.token ?? env[ADMIN_TOKEN]) : readToken(file, readFile);
   return merged(settings, {
@@ -193,14 +237,22 @@ function settingsOf(flags: Flags, given: ProxyFileInput) {
   const { bodiesLengthBytes: bodies } = given.limits ?? {};
   return merged(withFleetFlags(given, { ...flags, ...ofAll }, urls), {
     mode: modeOf(flags, given),
-    limits: bodies === undefined ? undefined : { bodiesPerClientLengthBytes: Math.ceil(bodies / 2) },
+    limits:
+      bodies === undefined ? undefined : { bodiesPerClientLengthBytes: Math.ceil(bodies / 2) },
     sidecar,
   });
 }
 
 /** The decode instances, of a sidecar the one on this machine. */
 function localDecode(flags: Flags, { decoders }: ProxyFileInput): Instances {
-  const { sidecar, modelServerPort: vllmPort, enableTls, config, decoderHosts, decoderPorts } = flags;
+  const {
+    sidecar,
+    modelServerPort: vllmPort,
+    enableTls,
+    config,
+    decoderHosts,
+    decoderPorts,
+  } = flags;
   if (vllmPort !== undefined && (!sidecar || decoders !== undefined))
     throw invalid(
       "--vllm-port is the decode instance of a --sidecar",

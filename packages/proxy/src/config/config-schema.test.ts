@@ -16,6 +16,10 @@ test("the published JSON schema is that of the configuration file", async () => 
 
 test("the example configuration is valid, and all of its settings have an effect", () => {
   const file = fileURLToPath(new URL("../../deploy/config.json", import.meta.url));
-  const { host: _, port: __, ...given } = readConfigFile(PROGRAM, file, (path) => readFileSync(path, "utf8"));
+  const {
+    host: _,
+    port: __,
+    ...given
+  } = readConfigFile(PROGRAM, file, (path) => readFileSync(path, "utf8"));
   expect(unusedSettings(given, readSettings(given))).toEqual([]);
 });

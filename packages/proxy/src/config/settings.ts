@@ -20,9 +20,13 @@ export const MAX_WORKERS = 64;
 const policy = z.enum(["fail", "decode-computes"]).default("fail");
 
 const policySchema = z.strictObject({
-  missingKv: setting(policy)`--missing-kv <policy>: when a prefill instance answers without KV parameters:
+  missingKv: setting(
+    policy,
+  )`--missing-kv <policy>: when a prefill instance answers without KV parameters:
       502, or the decode instance computes the prompt`,
-  unsplittable: setting(policy)`--unsplittable <policy>: when a request cannot be split, as with beam search:
+  unsplittable: setting(
+    policy,
+  )`--unsplittable <policy>: when a request cannot be split, as with beam search:
       400, or a decode instance serves it alone`,
 });
 
@@ -30,11 +34,17 @@ const hostName = z.string().regex(/^[A-Za-z0-9._-]+$/);
 
 const adminSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--admin-host <host>: address of the admin routes`,
-  port: setting(listenerPort)`--admin-port <port>: port of the admin routes and the page; 0 takes a free one
+  port: setting(
+    listenerPort,
+  )`--admin-port <port>: port of the admin routes and the page; 0 takes a free one
       (default: no admin routes)`,
-  token: setting(z.string().min(16).optional())`required as Authorization: Bearer; it must be set where
+  token: setting(
+    z.string().min(16).optional(),
+  )`required as Authorization: Bearer; it must be set where
       admin.host is not the loopback (--admin-token-file) (default: ${ADMIN_TOKEN})`,
-  allowedHosts: setting(z.array(hostName).default([]))`--admin-allowed-host <name...>: names of this host that
+  allowedHosts: setting(
+    z.array(hostName).default([]),
+  )`--admin-allowed-host <name...>: names of this host that
       requests to the admin routes may have in their Host header`,
 });
 
@@ -43,12 +53,16 @@ const origin = z
   .regex(/^(\*|https?:\/\/[^/?#\s]+)$/, "give scheme://host[:port], without a path, or *");
 
 const corsSchema = z.strictObject({
-  origins: setting(z.array(origin).min(1))`--cors-origin <origin...>: origins whose web pages may use the
+  origins: setting(
+    z.array(origin).min(1),
+  )`--cors-origin <origin...>: origins whose web pages may use the
       routes for clients; * for all`,
 });
 
 const instanceRoutesSchema = z.strictObject({
-  token: setting(z.string().min(16).optional())`required as Authorization: Bearer; without it web pages are
+  token: setting(
+    z.string().min(16).optional(),
+  )`required as Authorization: Bearer; without it web pages are
       refused (default: with the flag that of the admin routes)`,
 });
 
@@ -58,11 +72,17 @@ const file = z.string().min(1);
 const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 const sidecarSchema = z.strictObject({
-  allow: setting(z.array(allowEntry).max(1024).default([]))`--allow-prefill <entry...>: prefill instances that
+  allow: setting(
+    z.array(allowEntry).max(1024).default([]),
+  )`--allow-prefill <entry...>: prefill instances that
       requests may name, beside those of discovery: addresses, blocks such as 10.0.0.0/8, names, *.SUFFIX or
       *; each may have :PORT`,
-  prefillTls: setting(z.boolean().default(false))`reach prefill instances by HTTPS (--enable-tls prefiller)`,
-  tls: setting(tlsSchema.default(false))`speak TLS on its own port: with a certificate that is made at the
+  prefillTls: setting(
+    z.boolean().default(false),
+  )`reach prefill instances by HTTPS (--enable-tls prefiller)`,
+  tls: setting(
+    tlsSchema.default(false),
+  )`speak TLS on its own port: with a certificate that is made at the
       start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
   kv: setting(
     z
@@ -85,18 +105,28 @@ const forwarded = z
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
   port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
-  workers: setting(z.number().int().min(1).max(MAX_WORKERS).default(1))`--workers <n>: processes that serve
+  workers: setting(
+    z.number().int().min(1).max(MAX_WORKERS).default(1),
+  )`--workers <n>: processes that serve
       the port, one for each core; ${MAX_WORKERS} at most`,
 });
 
 const readbackSchema = z.strictObject({
-  cachePercent: setting(z.number().int().min(1).max(90).default(25))`--readback-cache-percent <n>: the most
+  cachePercent: setting(
+    z.number().int().min(1).max(90).default(25),
+  )`--readback-cache-percent <n>: the most
       of a decode instance's KV cache that ended turns may hold, in percent`,
-  ttlMs: ms(450_000)`--readback-ttl-ms <ms>: how long an ended turn may be read: decoder_kv_blocks_ttl of the
+  ttlMs: ms(
+    450_000,
+  )`--readback-ttl-ms <ms>: how long an ended turn may be read: decoder_kv_blocks_ttl of the
       decode instances (vLLM: 480 s) less a margin`,
-  timeoutMs: ms(10_000)`--readback-timeout-ms <ms>: time limit of a prefill leg that reads an ended turn, with
+  timeoutMs: ms(
+    10_000,
+  )`--readback-timeout-ms <ms>: time limit of a prefill leg that reads an ended turn, with
       the time in the queue; after it the prompt is computed`,
-  minTokens: counted(64)`an ended turn with fewer tokens is not kept: kv_recompute_threshold of the prefill
+  minTokens: counted(
+    64,
+  )`an ended turn with fewer tokens is not kept: kv_recompute_threshold of the prefill
       instances`,
 });
 
@@ -104,11 +134,17 @@ const readbackSchema = z.strictObject({
 export const proxySettingsSchema = z.strictObject({
   ...fleetSettings,
   ...group("Transfer", {
-    mode: setting(z.enum(["pull", "push", "auto"]).default("pull"))`--mode <mode>: how the KV is transferred:
+    mode: setting(
+      z.enum(["pull", "push", "auto"]).default("pull"),
+    )`--mode <mode>: how the KV is transferred:
         pull (NixlConnector), push (NixlPushConnector), or auto (by each prefill instance's answers)`,
-    pushLegs: setting(z.enum(["at-once", "prefill-first"]).default("at-once"))`--push-legs <order>: push: send
+    pushLegs: setting(
+      z.enum(["at-once", "prefill-first"]).default("at-once"),
+    )`--push-legs <order>: push: send
         both legs at once, or decode after prefill`,
-    policy: setting(policySchema.prefault({}))`whether a decode instance computes in place of an error`,
+    policy: setting(
+      policySchema.prefault({}),
+    )`whether a decode instance computes in place of an error`,
   }),
   ...group("Further turns", {
     readback: setting(
@@ -117,23 +153,41 @@ export const proxySettingsSchema = z.strictObject({
         ended from its decode instance, and computes only what is new (vLLM 0.33 with bidirectional_kv_xfer)`,
   }),
   ...group("Sidecar", {
-    sidecar: setting(sidecarSchema.optional())`stands on the port of one decode instance; requests name their
+    sidecar: setting(
+      sidecarSchema.optional(),
+    )`stands on the port of one decode instance; requests name their
         prefill instances in x-prefiller-host-port`,
   }),
-  ...group("Limits", { limits: setting(limitsSchema.prefault({}))`what clients can make the proxy hold` }),
-  ...group("Timeouts", { timeouts: setting(timeoutsSchema.prefault({}))`how long things may take` }),
+  ...group("Limits", {
+    limits: setting(limitsSchema.prefault({}))`what clients can make the proxy hold`,
+  }),
+  ...group("Timeouts", {
+    timeouts: setting(timeoutsSchema.prefault({}))`how long things may take`,
+  }),
   ...group("Clients", {
-    forwardHeaders: setting(z.array(forwarded).default([]))`--forward-header <name...>: further headers of
+    forwardHeaders: setting(
+      z.array(forwarded).default([]),
+    )`--forward-header <name...>: further headers of
         clients that instances get, such as authorization`,
-    exposeInstances: setting(z.boolean().default(false))`--expose-instances: name instances and their
+    exposeInstances: setting(
+      z.boolean().default(false),
+    )`--expose-instances: name instances and their
         addresses in errors to clients and in /status`,
-    cors: setting(corsSchema.optional())`lets web pages of other origins use the routes for clients`,
-    model: setting(z.string().min(1).max(256).optional())`-m, --model <name>: a model that instances must
+    cors: setting(
+      corsSchema.optional(),
+    )`lets web pages of other origins use the routes for clients`,
+    model: setting(
+      z.string().min(1).max(256).optional(),
+    )`-m, --model <name>: a model that instances must
         have to be added by /instances/add`,
-    instanceRoutes: setting(instanceRoutesSchema.optional())`--instance-routes: serve /instances/add, /drain
+    instanceRoutes: setting(
+      instanceRoutesSchema.optional(),
+    )`--instance-routes: serve /instances/add, /drain
         and /remove on the clients' port too, with the admin token where one is set`,
   }),
-  ...group("Admin routes", { admin: setting(adminSchema.optional())`the admin routes and the page` }),
+  ...group("Admin routes", {
+    admin: setting(adminSchema.optional())`the admin routes and the page`,
+  }),
 });
 
 /** A configuration file: the settings, and where to listen. */
@@ -143,7 +197,10 @@ export const proxyFileSchema = z.strictObject({
   $schema: setting(z.string().optional())`for editors`,
 });
 
-/** The settings as a program, a configuration file or a command line gives them; each member has a default. */
+/**
+ * The settings as a program, a configuration file or a command line gives them; each member has a
+ * default.
+ */
 export type ProxySettingsInput = z.input<typeof proxySettingsSchema>;
 /** The settings with their defaults. */
 export type ProxySettings = z.output<typeof proxySettingsSchema>;
@@ -151,7 +208,10 @@ export type ProxySettings = z.output<typeof proxySettingsSchema>;
 /** The content of a configuration file. */
 export type ProxyFileInput = z.input<typeof proxyFileSchema>;
 
-/** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
+/**
+ * Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with
+ * the name of each wrong setting.
+ */
 export function readSettings(input: unknown): ProxySettings {
   const settings = parseSettings(proxySettingsSchema, input, {
     subject: "the proxy's settings are",
@@ -164,8 +224,14 @@ export function readSettings(input: unknown): ProxySettings {
   return settings;
 }
 
-/** Whether all clients count as one: those of a sidecar are gateways, and no header names the clients behind them. */
-export function isOneClient({ sidecar, limits }: Pick<ProxySettings, "sidecar" | "limits">): boolean {
+/**
+ * Whether all clients count as one: those of a sidecar are gateways, and no header names the
+ * clients behind them.
+ */
+export function isOneClient({
+  sidecar,
+  limits,
+}: Pick<ProxySettings, "sidecar" | "limits">): boolean {
   return sidecar !== undefined && limits.clientHeader === undefined;
 }
 
@@ -175,7 +241,10 @@ export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "
   return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
 }
 
-/** A body that is larger than the memory for bodies would always be refused, with a status that says that it might be served later. */
+/**
+ * A body that is larger than the memory for bodies would always be refused, with a status that says
+ * that it might be served later.
+ */
 function requireRoomForBody(settings: ProxySettings): void {
   const { bodyLengthBytes, bodiesLengthBytes: all } = settings.limits;
   const perClient = bodiesPerClientBytes(settings);
@@ -187,7 +256,8 @@ function requireRoomForBody(settings: ProxySettings): void {
 
 function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
   if (sidecar === undefined) return;
-  const invalid = (message: string, hint: string) => new KvError("KV_CONFIG_INVALID", message, { hint });
+  const invalid = (message: string, hint: string) =>
+    new KvError("KV_CONFIG_INVALID", message, { hint });
   if (decoders.length !== 1)
     throw invalid(
       `a sidecar has one decode instance, and decoders names ${decoders.length}`,
@@ -204,11 +274,18 @@ function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void 
 function requirePull({ readback, mode }: ProxySettings): void {
   if (readback === undefined || mode === "pull") return;
   const message = `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`;
-  throw new KvError("KV_CONFIG_INVALID", message, { hint: "leave readback out, or set mode to pull" });
+  throw new KvError("KV_CONFIG_INVALID", message, {
+    hint: "leave readback out, or set mode to pull",
+  });
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {
-  if (admin === undefined || admin.token !== undefined || /^(127\.|::1$|localhost$)/.test(admin.host)) return;
+  if (
+    admin === undefined ||
+    admin.token !== undefined ||
+    /^(127\.|::1$|localhost$)/.test(admin.host)
+  )
+    return;
   throw new KvError(
     "KV_CONFIG_INVALID",
     `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,

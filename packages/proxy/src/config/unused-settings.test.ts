@@ -23,9 +23,15 @@ test.each<[ProxySettingsInput, readonly string[]]>([
     { decoders: [{ url: "d:1", label: "a" }], pairing: { mode: "strict" } },
     ["decoders.label: pairing.mode is strict"],
   ],
-  [{ prefillers: [{ url: "p:1", kvEvents }] }, ["prefillers.kvEvents: routing.prefill is round-robin"]],
   [
-    { decoders: [{ url: "d:1", kvEvents }], routing: { prefill: "prefix-aware", decode: "least-load" } },
+    { prefillers: [{ url: "p:1", kvEvents }] },
+    ["prefillers.kvEvents: routing.prefill is round-robin"],
+  ],
+  [
+    {
+      decoders: [{ url: "d:1", kvEvents }],
+      routing: { prefill: "prefix-aware", decode: "least-load" },
+    },
     ["decoders.kvEvents: routing.decode is least-load"],
   ],
   [{ prefillers: [{ url: "p:1", kvEvents }], routing: { prefill: "prefix-aware" } }, []],
@@ -42,7 +48,10 @@ test.each<[ProxySettingsInput, readonly string[]]>([
   ],
   [{ health: { path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } }, []],
   [
-    { health: { intervalMs: 0, path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } },
+    {
+      health: { intervalMs: 0, path: "/x", timeoutMs: 1, failures: 1 },
+      timeouts: { slowReturnMs: 1 },
+    },
     ["health.path", "health.timeoutMs", "health.failures", "timeouts.slowReturnMs"].map(
       (setting) => `${setting}: health.intervalMs is 0`,
     ),

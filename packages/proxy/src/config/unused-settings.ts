@@ -12,8 +12,10 @@ export function unusedSettings(
   input: ProxySettingsInput,
   { mode, pushLegs, routing, health, limits, pairing, sidecar }: ProxySettings,
 ): UnusedSetting[] {
-  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents" | "kvEventsReplay" | "label") =>
-    (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
+  const has = (
+    role: "prefillers" | "decoders",
+    member: "kv" | "kvEvents" | "kvEventsReplay" | "label",
+  ) => (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
   const sequential =
     mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
   const unpaired = pairing.mode === "off" && "pairing.mode is off";
@@ -23,7 +25,9 @@ export function unusedSettings(
   const above = (
     limit: "requestsPerClient" | "connectionsPerAddress",
     all: "requestsInFlight" | "connections",
-  ) => (limits[limit] ?? 0) > (limits[all] ?? Number.POSITIVE_INFINITY) && `limits.${all} is ${limits[all]}`;
+  ) =>
+    (limits[limit] ?? 0) > (limits[all] ?? Number.POSITIVE_INFINITY) &&
+    `limits.${all} is ${limits[all]}`;
   const notPrefixAware = (name: "prefill" | "decode") =>
     routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
 
@@ -34,7 +38,8 @@ export function unusedSettings(
     ["disaggregateAbove", input.disaggregateAbove !== undefined, named],
     ["routing.prefill", input.routing?.prefill !== undefined, named],
     ["routing.decode", input.routing?.decode !== undefined, named],
-    // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port, --prefill-tp-size.
+    // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port,
+    // --prefill-tp-size.
     ["prefillers.kv", has("prefillers", "kv"), unpaired !== false && sequential],
     ["decoders.kv", has("decoders", "kv"), unpaired],
     ["prefillers.label", has("prefillers", "label"), unlabelled],
@@ -53,5 +58,7 @@ export function unusedSettings(
     ["limits.requestsPerClient", true, above("requestsPerClient", "requestsInFlight")],
     ["limits.connectionsPerAddress", true, above("connectionsPerAddress", "connections")],
   ];
-  return all.flatMap(([setting, isGiven, why]) => (isGiven && why !== false ? [{ setting, why }] : []));
+  return all.flatMap(([setting, isGiven, why]) =>
+    isGiven && why !== false ? [{ setting, why }] : [],
+  );
 }

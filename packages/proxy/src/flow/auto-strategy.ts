@@ -5,8 +5,9 @@ import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 
 /**
- * The strategy that each prefill instance's connector wants, by the `transfer_mode` of its answers. A fleet may have both kinds. The first request to an
- * instance is sequential under a unique id, which suits both kinds: the decode worker pulls, or registers with what the answer says.
+ * The strategy that each prefill instance's connector wants, by the `transfer_mode` of its answers.
+ * A fleet may have both kinds. The first request to an instance is sequential under a unique id,
+ * which suits both kinds: the decode worker pulls, or registers with what the answer says.
  */
 export class AutoStrategy implements DisaggregationStrategy {
   readonly name = "auto";
@@ -15,7 +16,12 @@ export class AutoStrategy implements DisaggregationStrategy {
   readonly #pull: PullStrategy;
   readonly #push: DisaggregationStrategy;
 
-  constructor(legs: Legs, engines: PrefillEngines, pull: PullStrategy, push: DisaggregationStrategy) {
+  constructor(
+    legs: Legs,
+    engines: PrefillEngines,
+    pull: PullStrategy,
+    push: DisaggregationStrategy,
+  ) {
     this.#legs = legs;
     this.#engines = engines;
     this.#pull = pull;
@@ -23,7 +29,9 @@ export class AutoStrategy implements DisaggregationStrategy {
   }
 
   run(part: Part): Promise<LegAnswer> {
-    const instance = this.#legs.prefillers.choose(part, new Set(), { avoiding: part.attempts.failedDecode });
+    const instance = this.#legs.prefillers.choose(part, new Set(), {
+      avoiding: part.attempts.failedDecode,
+    });
     const mode = instance === undefined ? undefined : this.#engines.modeOf(instance);
     const own = { ...part, preferredPrefill: instance ?? part.preferredPrefill };
     if (mode === "pull") return this.#pull.run(own);

@@ -5,7 +5,10 @@ import type { Readback } from "../readback/readback.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 
-/** Sends a part to a decode instance alone where a prefill leg does not pay, else through another strategy. */
+/**
+ * Sends a part to a decode instance alone where a prefill leg does not pay, else through another
+ * strategy.
+ */
 export class ConditionalStrategy implements DisaggregationStrategy {
   readonly name: string;
   readonly #legs: Legs;
@@ -33,7 +36,9 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     const { prefillCosts } = fleet;
     // What an answer says about the prompt comes from the prefill instance.
     const decode =
-      part.request.promptFields === "none" ? decoders.choose(part, part.attempts.failedDecode) : undefined;
+      part.request.promptFields === "none"
+        ? decoders.choose(part, part.attempts.failedDecode)
+        : undefined;
     if (decode === undefined) return this.#twoLegs.run(part);
     const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
     const nowMs = ambient.clock.now();
@@ -62,7 +67,10 @@ export class ConditionalStrategy implements DisaggregationStrategy {
       decodePromptShare: this.#decodePrompts.shareWith(decode, decodeComputeMs ?? 0, nowMs),
     };
     const { twoLegs, reason } = decideDisaggregation(inputs, this.#aboveTokens);
-    ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
+    ambient.metrics.count("kv_proxy_disaggregation_total", 1, {
+      legs: twoLegs ? "2" : "1",
+      reason,
+    });
     part.record.disaggregation = { inputs, reason };
     part.preferredDecode = decode;
     if (twoLegs) return this.#twoLegs.run(part);
@@ -78,7 +86,10 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     return prefillers
       .list()
       .slice(0, LOOKED_AT)
-      .reduce((most, one) => Math.max(most, prefillers.cachedTokens(one, part, charactersPerToken) ?? 0), 0);
+      .reduce(
+        (most, one) => Math.max(most, prefillers.cachedTokens(one, part, charactersPerToken) ?? 0),
+        0,
+      );
   }
 }
 

@@ -34,6 +34,8 @@ function createTwoLegs(
   if (mode === "pull") return pull;
   const sequential = new PushSequentialStrategy(pull, legs.ambient.random);
   const push =
-    pushLegs === "prefill-first" ? sequential : new PushConcurrentStrategy(legs, engines, sequential);
+    pushLegs === "prefill-first"
+      ? sequential
+      : new PushConcurrentStrategy(legs, engines, sequential);
   return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
 }

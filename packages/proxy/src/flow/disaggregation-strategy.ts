@@ -6,8 +6,9 @@ export interface DisaggregationStrategy {
   /** Shown as `flow` on status pages. */
   readonly name: string;
   /**
-   * Runs the legs of a part until the decode leg's answer begins. The caller ends the visit of the answer. A part that ends otherwise (error,
-   * abort) leaves no blocks held at the prefill worker that could be freed. Errors: those of the legs, and the deadline's reason.
+   * Runs the legs of a part until the decode leg's answer begins. The caller ends the visit of the
+   * answer. A part that ends otherwise (error, abort) leaves no blocks held at the prefill worker
+   * that could be freed. Errors: those of the legs, and the deadline's reason.
    */
   run(part: Part): Promise<LegAnswer>;
 }

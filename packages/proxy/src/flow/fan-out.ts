@@ -9,9 +9,11 @@ import { RequestRecord } from "../telemetry/request-record.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 
 /**
- * Runs all parts of a request at once and waits until each has the begin of an answer, so that an error of one part can still be the answer of
- * the request. The first answer that is not a 200 is then the only one, and the other parts are aborted; so they are when a part fails. Further copies
- * of a prompt wait for the first copy's prefill leg, which leaves the prompt in the instance's prefix cache. Errors: the first part's that fails.
+ * Runs all parts of a request at once and waits until each has the begin of an answer, so that an
+ * error of one part can still be the answer of the request. The first answer that is not a 200 is
+ * then the only one, and the other parts are aborted; so they are when a part fails. Further copies
+ * of a prompt wait for the first copy's prefill leg, which leaves the prompt in the instance's
+ * prefix cache. Errors: the first part's that fails.
  */
 export function runParts(
   client: ClientRequest,
@@ -50,7 +52,9 @@ class FanOut {
       parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
     );
     record.prefillWorkMs = records.reduce((sum, { prefillWorkMs }) => sum + prefillWorkMs, 0);
-    const answered = results.flatMap((result) => (result.status === "fulfilled" ? [result.value] : []));
+    const answered = results.flatMap((result) =>
+      result.status === "fulfilled" ? [result.value] : [],
+    );
     const end = this.#earlyEnd;
     if (end === undefined) return answered;
     const refusal = "refusal" in end ? end.refusal : undefined;
@@ -65,7 +69,11 @@ class FanOut {
   }
 
   /** `record`: of the first part, that of the request, whose log shows its legs. */
-  async #runPart(requestPart: RequestPart, index: number, record: RequestRecord): Promise<AnsweredPart> {
+  async #runPart(
+    requestPart: RequestPart,
+    index: number,
+    record: RequestRecord,
+  ): Promise<AnsweredPart> {
     const { requestId, headers, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);

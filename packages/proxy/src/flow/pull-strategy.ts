@@ -17,8 +17,9 @@ import { badStatus, isServerFailure, requireAnyInstance } from "../upstream/upst
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 
 /**
- * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the decode worker READs the KV (vLLM's
- * NixlConnector). After a failed decode leg the part begins again with the prefill leg, as its blocks may be freed by then.
+ * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the
+ * decode worker READs the KV (vLLM's NixlConnector). After a failed decode leg the part begins
+ * again with the prefill leg, as its blocks may be freed by then.
  */
 export class PullStrategy implements DisaggregationStrategy {
   readonly name = "pull";
@@ -31,14 +32,26 @@ export class PullStrategy implements DisaggregationStrategy {
     this.#engines = engines;
   }
 
-  /** `kvRequest` (JSON text) makes the prefill worker keep the KV. `prefilled`: a prefill leg that has ended, for the first decode leg. */
-  async run(part: Part, kvRequest = KV_REQUEST_PULL, prefilled?: PrefillOutcome): Promise<LegAnswer> {
+  /**
+   * `kvRequest` (JSON text) makes the prefill worker keep the KV. `prefilled`: a prefill leg that
+   * has ended, for the first decode leg.
+   */
+  async run(
+    part: Part,
+    kvRequest = KV_REQUEST_PULL,
+    prefilled?: PrefillOutcome,
+  ): Promise<LegAnswer> {
     for (let round = 1; ; round += 1) {
       requireAnyInstance(this.#legs.decoders);
-      const prefill = (round === 1 ? prefilled : undefined) ?? (await this.#legs.prefill(part, kvRequest));
+      const prefill =
+        (round === 1 ? prefilled : undefined) ?? (await this.#legs.prefill(part, kvRequest));
       if (prefill.kind === "error") {
         if (!refusesOwnLimit(part, prefill)) return prefill.answer;
-        return this.#legs.single(part, "no-kv", `${prefill.instance.url} refused the limit of its leg`);
+        return this.#legs.single(
+          part,
+          "no-kv",
+          `${prefill.instance.url} refused the limit of its leg`,
+        );
       }
       if (prefill.kind === "kv") {
         this.#engines.learn(prefill);
@@ -50,7 +63,10 @@ export class PullStrategy implements DisaggregationStrategy {
     }
   }
 
-  /** Releases the blocks and throws where the request ended while the last bytes of the prefill answer came. */
+  /**
+   * Releases the blocks and throws where the request ended while the last bytes of the prefill
+   * answer came.
+   */
   #releaseIfAborted(part: Part, prefill: PrefilledKv): void {
     if (!part.deadline.aborted) return;
     releaseUntaken(this.#legs, part, prefill, new KvUse());
@@ -83,7 +99,9 @@ export class PullStrategy implements DisaggregationStrategy {
     const moves = this.#mayMove(part, prefill, failure);
     const restart =
       !part.deadline.aborted &&
-      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : moves || mayRestart(attempts, failure));
+      (KvError.is(failure, "KV_LEASE_EXPIRED")
+        ? round === 1
+        : moves || mayRestart(attempts, failure));
     if (!restart) {
       if (answer !== undefined) return answer;
       throw failure;
@@ -93,16 +111,27 @@ export class PullStrategy implements DisaggregationStrategy {
     attempts.restarts = 0;
     if (moves || movesPrefill) attempts.failedPrefill = new Set([prefill.instance]);
     const { log, metrics } = this.#legs.ambient;
-    log.warn("began-again", { requestId: part.requestId, decode: part.record.decode, error: failure });
+    log.warn("began-again", {
+      requestId: part.requestId,
+      decode: part.record.decode,
+      error: failure,
+    });
     metrics.count("kv_proxy_restarts_total");
     part.record.restarted();
     return undefined;
   }
 
   /** No decode instance that fits this prefill instance took the leg, and there is another pair. */
-  #mayMove({ attempts }: Part, { instance }: PrefilledKv | PrefillWithoutKv, failure: unknown): boolean {
-    const untaken = failureStage(failure) === "connect" || KvError.is(failure, "KV_PROXY_NO_INSTANCE");
-    return untaken && attempts.restarts > 0 && this.#legs.fleet.pairing?.hasOther(instance) === true;
+  #mayMove(
+    { attempts }: Part,
+    { instance }: PrefilledKv | PrefillWithoutKv,
+    failure: unknown,
+  ): boolean {
+    const untaken =
+      failureStage(failure) === "connect" || KvError.is(failure, "KV_PROXY_NO_INSTANCE");
+    return (
+      untaken && attempts.restarts > 0 && this.#legs.fleet.pairing?.hasOther(instance) === true
+    );
   }
 
   #decode(part: Part, prefill: PrefilledKv | PrefillWithoutKv): Promise<LegAnswer> {
@@ -137,7 +166,10 @@ export class PullStrategy implements DisaggregationStrategy {
 /** A refusal in words about a limit: that of the prefill leg is one token, or none with echo. */
 const LIMIT = /\bmax_(?:completion_|output_)?tokens\b|\b[01] output tokens?\b/;
 
-/** Whether a P refuses a request in words about the limit of its leg, which its client has not set. A D, with the client's own limit, says what is wrong. */
+/**
+ * Whether a P refuses a request in words about the limit of its leg, which its client has not set.
+ * A D, with the client's own limit, says what is wrong.
+ */
 export function refusesOwnLimit({ request: { fields } }: Part, { answer }: PrefillError): boolean {
   const limit = fields.max_completion_tokens ?? fields.max_tokens ?? fields.max_output_tokens;
   return answer.status === 400 && limit !== 1 && LIMIT.test(answer.held.toString("utf8"));
@@ -149,7 +181,10 @@ export function mayRestart({ restarts }: Attempts, error: unknown): boolean {
   return restarts > 0 && stage !== undefined && stage !== "connect";
 }
 
-/** The failure in a server's answer that the client need not see, as another instance of the pool is available; else undefined. */
+/**
+ * The failure in a server's answer that the client need not see, as another instance of the pool is
+ * available; else undefined.
+ */
 export function serverFailureWithAlternative(
   pool: InstancePool,
   { visit, status }: LegAnswer,
@@ -160,12 +195,18 @@ export function serverFailureWithAlternative(
   return badStatus(instance.role, instance.url, status);
 }
 
-/** The 500 of a decode instance that was to get KV: it may be for want of the KV, as the prefill instance has ended (vLLM's `kv_load_failure_policy` "fail"); else undefined. */
+/**
+ * The 500 of a decode instance that was to get KV: it may be for want of the KV, as the prefill
+ * instance has ended (vLLM's `kv_load_failure_policy` "fail"); else undefined.
+ */
 export function failureMaybeOfKv({ visit: { instance }, status }: LegAnswer): KvError | undefined {
   return status === 500 ? badStatus(instance.role, instance.url, status) : undefined;
 }
 
-/** Errors: `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts without KV. */
+/**
+ * Errors: `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts
+ * without KV.
+ */
 export function requireDecodeAlone({ settings }: Legs, { instance }: PrefillWithoutKv): void {
   if (settings.policy.missingKv === "decode-computes") return;
   const { url } = instance;
@@ -205,7 +246,10 @@ interface Learned {
 /** vLLM's default of VLLM_NIXL_SIDE_CHANNEL_PORT. */
 const DEFAULT_PORT = 5600;
 
-/** The engines of prefill instances: from their configuration and, preferred, from the last `kv_transfer_params` that each has answered. */
+/**
+ * The engines of prefill instances: from their configuration and, preferred, from the last
+ * `kv_transfer_params` that each has answered.
+ */
 export class PrefillEngines {
   readonly #pairing: Pairing | undefined;
   readonly #learned = new WeakMap<Instance, Learned>();
@@ -232,12 +276,17 @@ export class PrefillEngines {
     };
   }
 
-  /** Whether the engine's connector pulls or pushes (`transfer_mode`, vLLM 0.32 and 0.33); undefined before its first answer. */
+  /**
+   * Whether the engine's connector pulls or pushes (`transfer_mode`, vLLM 0.32 and 0.33); undefined
+   * before its first answer.
+   */
   modeOf(instance: Instance): "pull" | "push" | undefined {
     return this.#learned.get(instance)?.mode;
   }
 
-  /** Records the `kv_transfer_params` of an instance's answer, and returns the coordinates in them. */
+  /**
+   * Records the `kv_transfer_params` of an instance's answer, and returns the coordinates in them.
+   */
   learn({ instance, fields }: PrefilledKv): EngineCoordinates | undefined {
     const params = fields.kv_transfer_params as Readonly<Record<string, unknown>>;
     const mode = params.transfer_mode === "push" ? "push" : "pull";
@@ -248,8 +297,8 @@ export class PrefillEngines {
   }
 
   /**
-   * Passes the engine of an instance's last answer on to pairing. Resolves when its side channel was read, where it is another engine than before;
-   * undefined where nothing is to be waited for.
+   * Passes the engine of an instance's last answer on to pairing. Resolves when its side channel
+   * was read, where it is another engine than before; undefined where nothing is to be waited for.
    */
   confirm(instance: Instance): Promise<void> | undefined {
     const learned = this.#learned.get(instance);
@@ -261,7 +310,8 @@ export class PrefillEngines {
 
 function coordinatesIn(params: Readonly<Record<string, unknown>>): EngineCoordinates | undefined {
   const { remote_engine_id: engineId, remote_host: host, remote_port: port } = params;
-  if (typeof engineId !== "string" || typeof host !== "string" || typeof port !== "number") return undefined;
+  if (typeof engineId !== "string" || typeof host !== "string" || typeof port !== "number")
+    return undefined;
   const size = (value: unknown) => (typeof value === "number" ? value : 1);
   const { tp_size: tpSize, pp_size: ppSize, dcp_size: dcpSize, kv_peer: peer } = params;
   const sizes = { tpSize: size(tpSize), ppSize: size(ppSize), dcpSize: size(dcpSize) };

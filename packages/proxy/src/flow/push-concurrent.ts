@@ -26,8 +26,9 @@ import {
 import type { PushSequentialStrategy } from "./push-sequential.js";
 
 /**
- * Both legs at once: the prefill worker WRITEs the KV into the decode worker (vLLM's NixlPushConnector), and the decode leg carries the
- * coordinates of the prefill engine. The legs are sequential while the coordinates of the chosen instance are not known, and after a failure
+ * Both legs at once: the prefill worker WRITEs the KV into the decode worker (vLLM's
+ * NixlPushConnector), and the decode leg carries the coordinates of the prefill engine. The legs
+ * are sequential while the coordinates of the chosen instance are not known, and after a failure
  * before anything has left for the client.
  */
 export class PushConcurrentStrategy implements DisaggregationStrategy {
@@ -54,8 +55,10 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
     }
     if (instance === undefined) return this.#sequential.run(part);
     const coordinates = this.#engines.coordinatesOf(instance);
-    // The coordinates are learned from this instance's answer, so no other instance may take its place.
-    if (coordinates === undefined) return this.#sequential.run({ ...part, preferredPrefill: instance });
+    // The coordinates are learned from this instance's answer, so no other instance may take its
+    // place.
+    if (coordinates === undefined)
+      return this.#sequential.run({ ...part, preferredPrefill: instance });
     const own = underUniqueId(part, this.#legs.ambient.random);
     const legs = new ConcurrentLegs(this.#legs, this.#engines, own, instance.begin(), coordinates);
     const result = await legs.run();
@@ -114,8 +117,17 @@ class ConcurrentLegs {
   readonly #prefilling: Promise<PrefillEnd>;
   readonly #decoding: Promise<DecodeEnd>;
 
-  /** Sends both legs: the prefill leg to the instance of `visit`, whose `coordinates` the decode leg carries. */
-  constructor(legs: Legs, engines: PrefillEngines, part: Part, visit: Visit, coordinates: EngineCoordinates) {
+  /**
+   * Sends both legs: the prefill leg to the instance of `visit`, whose `coordinates` the decode leg
+   * carries.
+   */
+  constructor(
+    legs: Legs,
+    engines: PrefillEngines,
+    part: Part,
+    visit: Visit,
+    coordinates: EngineCoordinates,
+  ) {
     this.#legs = legs;
     this.#part = part;
     this.#prefillInstance = visit.instance;
@@ -135,17 +147,24 @@ class ConcurrentLegs {
         (error: unknown) => ({ error }),
       );
     this.#decoding = legs
-      .decode({ ...part, deadline: this.#decodeDeadline }, registrationParams(coordinates, part.requestId), {
-        prefill: visit.instance,
-        use: this.#use,
-      })
+      .decode(
+        { ...part, deadline: this.#decodeDeadline },
+        registrationParams(coordinates, part.requestId),
+        {
+          prefill: visit.instance,
+          use: this.#use,
+        },
+      )
       .then(
         (answer) => ({ answer }),
         (error: unknown) => ({ error }),
       );
   }
 
-  /** The decode leg's answer, the prefill leg's error answer, or a restart. Errors: those of the legs, the deadline's reason. */
+  /**
+   * The decode leg's answer, the prefill leg's error answer, or a restart. Errors: those of the
+   * legs, the deadline's reason.
+   */
   async run(): Promise<LegAnswer | Restart> {
     try {
       return await this.#firstEnded();
@@ -165,8 +184,9 @@ class ConcurrentLegs {
   }
 
   async #firstEnded(): Promise<LegAnswer | Restart> {
-    // A prefill leg that has brought KV leaves the decision to the decode leg. Each race has a promise of its own: a shared one that never
-    // settles would keep all races, with their answers, in memory.
+    // A prefill leg that has brought KV leaves the decision to the decode leg. Each race has a
+    // promise of its own: a shared one that never settles would keep all races, with their answers,
+    // in memory.
     const prefillFailed = this.#prefilling.then((end): PrefillEnd | Promise<never> =>
       end.outcome?.kind === "kv" ? new Promise(() => {}) : end,
     );
@@ -189,7 +209,10 @@ class ConcurrentLegs {
     return { why: "the decode leg broke off", usedRetryOf: "decode" };
   }
 
-  /** A restart where another decode instance, or the KV of another prefill instance, may do better than this server failure; else undefined. */
+  /**
+   * A restart where another decode instance, or the KV of another prefill instance, may do better
+   * than this server failure; else undefined.
+   */
   async #afterServerFailure(answer: LegAnswer): Promise<Restart | undefined> {
     const { attempts } = this.#part;
     const alternative = serverFailureWithAlternative(this.#legs.decoders, answer);
@@ -233,7 +256,8 @@ class ConcurrentLegs {
       requireDecodeAlone(this.#legs, outcome);
       return { why: `${instance.url} answered without kv_transfer_params` };
     }
-    if (refusesOwnLimit(this.#part, outcome)) return { why: `${instance.url} refused the limit of its leg` };
+    if (refusesOwnLimit(this.#part, outcome))
+      return { why: `${instance.url} refused the limit of its leg` };
     const { status } = outcome.answer;
     if (status === MODEL_MISSING && this.#legs.prefillers.list().length > 1)
       return { why: `${instance.url} does not have the model`, failedPrefill: instance };
@@ -248,7 +272,10 @@ class ConcurrentLegs {
     return this.#learned !== undefined && this.#learned.engineId !== this.#coordinates.engineId;
   }
 
-  /** How many tokens of the prompt P had cached, once P has answered. D has its KV, so that takes no long time. */
+  /**
+   * How many tokens of the prompt P had cached, once P has answered. D has its KV, so that takes no
+   * long time.
+   */
   async #cachedTokens(): Promise<number | undefined> {
     const { clock } = this.#legs.ambient;
     let timer: Timer | undefined;
@@ -278,7 +305,10 @@ class ConcurrentLegs {
   }
 }
 
-/** JSON text of the `kv_transfer_params` for a decode leg that is sent together with the prefill leg (vLLM 0.33, push). It has no blocks yet. */
+/**
+ * JSON text of the `kv_transfer_params` for a decode leg that is sent together with the prefill leg
+ * (vLLM 0.33, push). It has no blocks yet.
+ */
 function registrationParams(
   { engineId, host, port, tpSize, ppSize, dcpSize }: EngineCoordinates,
   requestId: string,

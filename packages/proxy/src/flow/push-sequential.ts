@@ -6,8 +6,9 @@ import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { PullStrategy } from "./pull-strategy.js";
 
 /**
- * The prefill leg, then the decode leg, where the prefill worker WRITEs the KV into the decode worker (vLLM's first push proxy). The legs are those of
- * `PullStrategy`; the KV parameters and the request id differ.
+ * The prefill leg, then the decode leg, where the prefill worker WRITEs the KV into the decode
+ * worker (vLLM's first push proxy). The legs are those of `PullStrategy`; the KV parameters and the
+ * request id differ.
  */
 export class PushSequentialStrategy implements DisaggregationStrategy {
   readonly name = "push, prefill first";

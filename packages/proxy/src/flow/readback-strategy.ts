@@ -12,12 +12,16 @@ import type { LegAnswer, PrefillOutcome } from "../response/leg-answer.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 
-/** A P that did not answer when it was to read an ended turn computes for so long: its engine may not have the setting. */
+/**
+ * A P that did not answer when it was to read an ended turn computes for so long: its engine may
+ * not have the setting.
+ */
 const PAUSE_MS = 60_000;
 
 /**
- * Pull, where P reads the KV of the turn before from its D and computes what is new. A turn is used once, by a prompt that is longer and begins with exactly its tokens. Where P
- * cannot read it, the prompt is computed as without it.
+ * Pull, where P reads the KV of the turn before from its D and computes what is new. A turn is used
+ * once, by a prompt that is longer and begins with exactly its tokens. Where P cannot read it, the
+ * prompt is computed as without it.
  */
 export class ReadbackStrategy implements DisaggregationStrategy {
   readonly name: string;
@@ -51,7 +55,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     }
     const isChat = part.request.endpoint === "/v1/chat/completions";
     // What was compared is what both legs get: they tokenise nothing.
-    const own = isChat ? part : { ...part, request: withFields(part.request, { prompt: Array.from(ids) }) };
+    const own = isChat
+      ? part
+      : { ...part, request: withFields(part.request, { prompt: Array.from(ids) }) };
     const members = isChat ? { set: { prompt_token_ids: JSON.stringify(Array.from(ids)) } } : {};
     const outcome = await this.#prefill(own, object, editMembers(object.params, members));
     if (outcome === undefined) return this.#pull.run(part);
@@ -64,7 +70,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   #readingAnswer(part: Part, refusal: Refusal | undefined): Part {
     const { request } = part;
     const asks = refusal === undefined && request.fields.return_token_ids !== true;
-    const asking = asks ? { ...part, request: withFields(request, { return_token_ids: true }) } : part;
+    const asking = asks
+      ? { ...part, request: withFields(request, { return_token_ids: true }) }
+      : part;
     return {
       ...asking,
       readAnswer: (answer, begin) => {
@@ -76,10 +84,15 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   /**
-   * The prefill leg that reads an object, which is gone then. Undefined where it was not read, and the prompt is to be computed: no P fits, or it failed. An object that P may be reading is not given
-   * to another one. Errors: the deadline's reason.
+   * The prefill leg that reads an object, which is gone then. Undefined where it was not read, and
+   * the prompt is to be computed: no P fits, or it failed. An object that P may be reading is not
+   * given to another one. Errors: the deadline's reason.
    */
-  async #prefill(part: Part, object: KeptObject, params: string): Promise<PrefillOutcome | undefined> {
+  async #prefill(
+    part: Part,
+    object: KeptObject,
+    params: string,
+  ): Promise<PrefillOutcome | undefined> {
     const { prefillers } = this.#legs;
     const readback = this.#readback;
     const holder = await this.#holderOf(part, object);
@@ -115,7 +128,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
         }
         readback.releaseLater(part, object);
         if (part.deadline.aborted) throw part.deadline.reason;
-        // vLLM waits for ever where its kv_load_failure_policy is recompute, or where it has not the setting. A P that breaks off is left out by its pool until it is back.
+        // vLLM waits for ever where its kv_load_failure_policy is recompute, or where it has not
+        // the setting. A P that breaks off is left out by its pool until it is back.
         if (KvError.is(error, "KV_REQUEST_TIMEOUT"))
           this.#pausedUntilMs.set(visit.instance, this.#legs.ambient.clock.now() + PAUSE_MS);
         return this.#failed(part, visit.instance);
@@ -125,13 +139,18 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     }
   }
 
-  /** The D that holds the object; undefined where it has left, has another engine now, or shares the engine's id with another D. */
+  /**
+   * The D that holds the object; undefined where it has left, has another engine now, or shares the
+   * engine's id with another D.
+   */
   async #holderOf(part: Part, object: KeptObject): Promise<Instance | undefined> {
     const { objects } = this.#readback;
     const holder = this.#readback.holderOf(object);
     const { pairing } = this.#legs.fleet;
     const has =
-      holder === undefined ? "no" : ((await pairing?.hasEngine(holder, object.engineId)) ?? "unknown");
+      holder === undefined
+        ? "no"
+        : ((await pairing?.hasEngine(holder, object.engineId)) ?? "unknown");
     const isSure = has === "yes" || has === "unknown";
     if (isSure && holder !== undefined && !this.#readback.isDoubted(holder)) return holder;
     if (has === "shared") this.#readback.release(part, object);
@@ -142,7 +161,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   /**
-   * The prefill instances that do not read the object: they could not lately, or have another tensor-parallel size, or none that is known, or it is of a context parallel engine. Between
+   * The prefill instances that do not read the object: they could not lately, or have another
+   * tensor-parallel size, or none that is known, or it is of a context parallel engine. Between
    * engines of this project any two sizes are proven.
    */
   #unfit({ tpSize, dcpSize, isKv }: KeptObject): Set<Instance> {

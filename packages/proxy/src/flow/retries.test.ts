@@ -38,7 +38,8 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
   const settings = readSettings({
     prefillers: await instancesOf("prefill"),
     decoders: await instancesOf("decode"),
-    ...{ pairing: { mode: "off" }, health: { intervalMs: 0 } },
+    pairing: { mode: "off" },
+    health: { intervalMs: 0 },
   });
   const fleet = new Fleet({ ...ambient, settings, createRouting: roundRobin });
   open.push(fleet);

@@ -3,25 +3,35 @@ import type { Clock } from "@kv/interface";
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;
-  /** Time of prefill instances that a client may abandon in `windowMs`, in ms; infinite: nothing is counted. */
+  /**
+   * Time of prefill instances that a client may abandon in `windowMs`, in ms; infinite: nothing is
+   * counted.
+   */
   readonly limitMs: number;
   readonly windowMs: number;
   /** The header that names clients. Undefined: their addresses do. */
   readonly clientHeader: string | undefined;
 }
 
-/** Clients that are remembered. Where there are more, the one that was quiet for longest is forgotten. */
+/**
+ * Clients that are remembered. Where there are more, the one that was quiet for longest is
+ * forgotten.
+ */
 const MAX_CLIENTS = 10_000;
 /** What is abandoned within this part of the window is added up. */
 const PARTS_OF_WINDOW = 30;
 
 /**
- * Bounds the work of prefill instances that a client makes them do for nothing: it disconnects before its answer begins, and their blocks may be held until a lease ends.
- * A request that is cancelled before it costs them anything does not count.
+ * Bounds the work of prefill instances that a client makes them do for nothing: it disconnects
+ * before its answer begins, and their blocks may be held until a lease ends. A request that is
+ * cancelled before it costs them anything does not count.
  */
 export class AbandonedPrefills {
   readonly #options: AbandonedPrefillsOptions;
-  /** What each client has abandoned, and when, the oldest first. The client that was quiet for longest is first. */
+  /**
+   * What each client has abandoned, and when, the oldest first. The client that was quiet for
+   * longest is first.
+   */
   readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
 
   constructor(options: AbandonedPrefillsOptions) {
@@ -60,7 +70,10 @@ export class AbandonedPrefills {
     });
   }
 
-  /** Records that a client has disconnected before its answer began, when prefill instances had worked for `workMs`. */
+  /**
+   * Records that a client has disconnected before its answer began, when prefill instances had
+   * worked for `workMs`.
+   */
   add(client: string, workMs: number): void {
     const { clock, limitMs, windowMs } = this.#options;
     if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;

@@ -6,8 +6,9 @@ import { KvError } from "@kv/interface";
 const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;
 
 /**
- * Lets pages of these origins (`*`: of all) read answers. Returns true where the request was a browser's question before the real one (preflight),
- * which is answered then. Errors: `KV_REQUEST_INVALID` (403) for such a question of another origin.
+ * Lets pages of these origins (`*`: of all) read answers. Returns true where the request was a
+ * browser's question before the real one (preflight), which is answered then. Errors:
+ * `KV_REQUEST_INVALID` (403) for such a question of another origin.
  */
 export function applyCors(
   origins: readonly string[],
@@ -38,7 +39,8 @@ export function applyCors(
     "access-control-allow-methods": "GET, POST",
     "access-control-max-age": "600",
   };
-  if (names !== undefined && HEADER_NAMES.test(names)) headers["access-control-allow-headers"] = names;
+  if (names !== undefined && HEADER_NAMES.test(names))
+    headers["access-control-allow-headers"] = names;
   response.writeHead(204, headers).end();
   return true;
 }

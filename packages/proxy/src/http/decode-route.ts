@@ -2,15 +2,29 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { PooledInstance, Visit } from "@kv/fleet";
 import type { Fleet, UpstreamAnswer } from "@kv/fleet/front-end";
 import { answerHeaders, Deadline, forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
-import { errorForClient, type RequestSlot, type RequestsInFlight, sendError, shortened } from "@kv/http";
+import {
+  errorForClient,
+  type RequestSlot,
+  type RequestsInFlight,
+  sendError,
+  shortened,
+} from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../legs/legs.js";
-import { badAnswer, badStatus, isModelMissing, MODEL_MISSING } from "../upstream/upstream-errors.js";
+import {
+  badAnswer,
+  badStatus,
+  isModelMissing,
+  MODEL_MISSING,
+} from "../upstream/upstream-errors.js";
 
 export interface DecodeRouteOptions {
   readonly fleet: Fleet;
-  readonly settings: Pick<ProxySettings, "limits" | "timeouts" | "forwardHeaders" | "exposeInstances">;
+  readonly settings: Pick<
+    ProxySettings,
+    "limits" | "timeouts" | "forwardHeaders" | "exposeInstances"
+  >;
   readonly inFlight: RequestsInFlight;
 }
 
@@ -31,8 +45,9 @@ export interface DecodeRequest {
 }
 
 /**
- * Requests that need no KV of another instance, such as `GET /v1/models`: each goes to a decode instance, and its answer back. `GET /v1/models/ID` is the model of that
- * list, as vLLM has no such route.
+ * Requests that need no KV of another instance, such as `GET /v1/models`: each goes to a decode
+ * instance, and its answer back. `GET /v1/models/ID` is the model of that list, as vLLM has no such
+ * route.
  */
 export class DecodeRoute {
   readonly #options: DecodeRouteOptions;
@@ -59,13 +74,17 @@ export class DecodeRoute {
     if (servers.size < 2 && modelId === undefined) return this.serve(request);
     return this.#answer(request, async (requestId, deadline) => {
       const models = await this.#models(request, [...servers.values()], requestId, deadline);
-      const body = modelId === undefined ? { object: "list", data: models } : modelOf(models, modelId);
+      const body =
+        modelId === undefined ? { object: "list", data: models } : modelOf(models, modelId);
       response.writeHead(200, { "content-type": "application/json", "x-request-id": requestId });
       response.end(JSON.stringify(body));
     });
   }
 
-  /** The models of these servers together. One that not all have says so. Errors: that of the first server, where none answered. */
+  /**
+   * The models of these servers together. One that not all have says so. Errors: that of the first
+   * server, where none answered.
+   */
   async #models(
     request: DecodeRequest,
     servers: readonly PooledInstance[],
@@ -93,7 +112,10 @@ export class DecodeRoute {
     });
   }
 
-  /** Asks decode instances, one after another, until one has the model. With `only`, that one and no other. */
+  /**
+   * Asks decode instances, one after another, until one has the model. With `only`, that one and no
+   * other.
+   */
   async #ask(
     { request, path, query, body }: DecodeRequest,
     requestId: string,
@@ -114,7 +136,11 @@ export class DecodeRoute {
         url,
         method: body === undefined ? "GET" : "POST",
         path: `${path}${query}`,
-        headers: legHeaders({ clientHeaders: request.headers, forwarded: this.#forwarded, requestId }),
+        headers: legHeaders({
+          clientHeaders: request.headers,
+          forwarded: this.#forwarded,
+          requestId,
+        }),
         body,
         abort: deadline,
       });
@@ -182,7 +208,10 @@ function modelsIn(status: number, list: Buffer): Model[] {
     throw new KvError("KV_PROXY_UPSTREAM_FAILED", "the list of models is not JSON", { cause });
   }
   if (status !== 200 || !Array.isArray(data))
-    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `the list of models was answered with status ${status}`);
+    throw new KvError(
+      "KV_PROXY_UPSTREAM_FAILED",
+      `the list of models was answered with status ${status}`,
+    );
   return data.filter((model): model is Model => typeof model === "object" && model !== null);
 }
 

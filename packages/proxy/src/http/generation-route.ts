@@ -63,7 +63,10 @@ export interface ReceivedRequest {
   readonly client: string;
 }
 
-/** The life of clients' requests for generated text: id, deadline, answer, and at the end metrics, history, span and log. */
+/**
+ * The life of clients' requests for generated text: id, deadline, answer, and at the end metrics,
+ * history, span and log.
+ */
 export class GenerationRoute {
   readonly #options: GenerationRouteOptions;
   /** The deadlines of the requests in flight. */
@@ -71,7 +74,9 @@ export class GenerationRoute {
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
   #abandoned: AbandonedPrefills | undefined = undefined;
-  /** Headers with credentials that are not forwarded: the first one that a client sends is logged. */
+  /**
+   * Headers with credentials that are not forwarded: the first one that a client sends is logged.
+   */
   #unforwarded: readonly string[];
 
   constructor(options: GenerationRouteOptions) {
@@ -80,7 +85,10 @@ export class GenerationRoute {
     this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
   }
 
-  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. Called before the body is read. */
+  /**
+   * Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. Called
+   * before the body is read.
+   */
   check(client: string): void {
     this.#abandoned?.check(client);
   }
@@ -120,13 +128,18 @@ export class GenerationRoute {
       slot = inFlight.admit(name);
       history.begin({ requestId, endpoint, startedAtMs, record });
       const prefillers = namedPrefillers?.of(headers, requestId);
-      const request = await parseRequestInSteps(endpoint, body.take(), this.#options.legs.fleet.parses);
+      const request = await parseRequestInSteps(
+        endpoint,
+        body.take(),
+        this.#options.legs.fleet.parses,
+      );
       span = tracer?.start("kv_proxy.request", {
         kind: "server",
         parent: traceparentOf(headers),
         attributes: { "kv.request_id": requestId, "url.path": endpoint },
       });
-      const legHeaders = span === undefined ? headers : { ...headers, traceparent: span.traceparent };
+      const legHeaders =
+        span === undefined ? headers : { ...headers, traceparent: span.traceparent };
       client = {
         requestId,
         request,
@@ -144,7 +157,8 @@ export class GenerationRoute {
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       const shown = errorForClient(failure, settings.exposeInstances);
-      abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
+      abandonedEarly =
+        client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
         const isLate = deadline.aborted && response.writableLength > 0;
         const canTell = client?.eventStreamStarted === true && !isLate;
@@ -154,7 +168,8 @@ export class GenerationRoute {
         sendError(response, shown, requestId, form);
       }
     }
-    // The request is in flight until its last byte has left: its deadline still holds, and `close` waits for it.
+    // The request is in flight until its last byte has left: its deadline still holds, and `close`
+    // waits for it.
     if (!deadline.aborted && !response.closed) {
       deadline.startPhase("waiting for the client to read its answer", stallMs);
       deadline.onAbort(() => response.destroy());
@@ -178,8 +193,8 @@ export class GenerationRoute {
   }
 
   /**
-   * Answers the request. Returns the failure that an instance reported in an answer which the client has received. An error before the answer's head has
-   * left is the caller's to write.
+   * Answers the request. Returns the failure that an instance reported in an answer which the
+   * client has received. An error before the answer's head has left is the caller's to write.
    */
   async #run(client: ClientRequest): Promise<KvError | undefined> {
     const { legs, strategy } = this.#options;
@@ -187,10 +202,15 @@ export class GenerationRoute {
     const { request } = client;
     if (prefillers.readsTokenIds() || decoders.readsTokenIds())
       await fleet.addTokenIds(request, client.headers);
-    if (client.prefillers?.length === 0) return this.#stream(client, await legs.single(client, "unnamed"));
+    if (client.prefillers?.length === 0)
+      return this.#stream(client, await legs.single(client, "unnamed"));
     if (request.disaggregationLimit !== undefined) {
-      if (settings.policy.unsplittable === "fail") throw cannotDisaggregate(request.disaggregationLimit);
-      return this.#stream(client, await legs.single(client, "unsplittable", request.disaggregationLimit));
+      if (settings.policy.unsplittable === "fail")
+        throw cannotDisaggregate(request.disaggregationLimit);
+      return this.#stream(
+        client,
+        await legs.single(client, "unsplittable", request.disaggregationLimit),
+      );
     }
     if (request.promptFields === "prompt-only")
       return this.#stream(client, await legs.single(client, "prompt-only"));
@@ -210,7 +230,10 @@ export class GenerationRoute {
     return undefined;
   }
 
-  async #runParts(client: ClientRequest, parts: readonly RequestPart[]): Promise<KvError | undefined> {
+  async #runParts(
+    client: ClientRequest,
+    parts: readonly RequestPart[],
+  ): Promise<KvError | undefined> {
     client.record.parts = parts.length;
     const answered = await runParts(client, this.#options.strategy, parts);
     try {
@@ -229,7 +252,11 @@ export class GenerationRoute {
 
   #stream(client: ClientRequest, answer: LegAnswer): Promise<KvError | undefined> {
     const { timeouts, exposeInstances } = this.#options.legs.settings;
-    return streamResponse(client, exposeInstances ? answer : hideAddresses(answer), timeouts.stallMs);
+    return streamResponse(
+      client,
+      exposeInstances ? answer : hideAddresses(answer),
+      timeouts.stallMs,
+    );
   }
 
   /** Answers all further requests with `reason`. */
@@ -283,7 +310,8 @@ export class GenerationRoute {
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });
     const fields = { requestId, endpoint, ...record.logFields(), durationMs };
     if (failure === undefined) log.info("request-done", fields);
-    else if (!isClients(failure)) log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    else if (!isClients(failure))
+      log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
     else {
       const event = failure.code === "KV_REQUEST_ABORTED" ? "request-aborted" : "request-refused";
       log.info(event, { ...fields, ...loggedFailure(failure) });
@@ -301,7 +329,10 @@ export class GenerationRoute {
   }
 }
 
-/** A server failure of an instance without addresses in its text. Other answers stay as they are: an error of the client may repeat its own URL. */
+/**
+ * A server failure of an instance without addresses in its text. Other answers stay as they are: an
+ * error of the client may repeat its own URL.
+ */
 function hideAddresses(answer: LegAnswer): LegAnswer {
   if (answer.status < 500 || answer.rest !== undefined) return answer;
   const given = answer.held.toString();
@@ -317,18 +348,27 @@ function cannotDisaggregate(why: string): KvError {
   });
 }
 
-/** The message of an error that the client has caused may repeat a value of its body, so it is not logged. */
+/**
+ * The message of an error that the client has caused may repeat a value of its body, so it is not
+ * logged.
+ */
 function loggedFailure({ code, message, details }: KvError): object {
   return code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
 }
 
-/** Ends an answer that is incomplete by closing the connection, so that it does not look complete. `lastEvent` is sent first, after all that was written. */
+/**
+ * Ends an answer that is incomplete by closing the connection, so that it does not look complete.
+ * `lastEvent` is sent first, after all that was written.
+ */
 function breakOff(response: ServerResponse, lastEvent: string | undefined): void {
   if (lastEvent === undefined || response.destroyed) response.destroy();
   else response.write(lastEvent, () => response.destroy());
 }
 
-/** Resolves when the response has ended, sent or not. A client that disconnects before aborts the request. */
+/**
+ * Resolves when the response has ended, sent or not. A client that disconnects before aborts the
+ * request.
+ */
 function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void> {
   const { socket } = response.req;
   return new Promise((resolve) => {
@@ -345,5 +385,8 @@ function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void>
 }
 
 function clientDisconnected(): KvError {
-  return new KvError("KV_REQUEST_ABORTED", "the client disconnected before its answer was complete");
+  return new KvError(
+    "KV_REQUEST_ABORTED",
+    "the client disconnected before its answer was complete",
+  );
 }

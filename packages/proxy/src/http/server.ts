@@ -54,7 +54,10 @@ export class ClientServer {
   readonly http: HttpServer;
   readonly #options: ClientServerOptions;
   /** By path, the method and what serves it. */
-  readonly #routes = new Map<string, { readonly method: "GET" | "POST"; readonly serve: Handler }>();
+  readonly #routes = new Map<
+    string,
+    { readonly method: "GET" | "POST"; readonly serve: Handler }
+  >();
 
   constructor(options: ClientServerOptions) {
     this.#options = options;
@@ -77,7 +80,10 @@ export class ClientServer {
   #addRoutes(): void {
     const { fleet, status, settings } = this.#options;
     for (const endpoint of ENDPOINTS)
-      this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
+      this.#routes.set(endpoint, {
+        method: "POST",
+        serve: (turn) => this.#generate(endpoint, turn),
+      });
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
     const { decodeRoute } = this.#options;
     get(MODELS_PATH, (turn) => decodeRoute.serveModels(turn));
@@ -118,7 +124,14 @@ export class ClientServer {
     // A HEAD is answered as a GET; Node leaves the body out.
     const method = request.method === "HEAD" ? "GET" : request.method;
     if (route.method !== method) throw wrongMethod(request.method, path, route.method);
-    await route.serve({ request, response, path, query, expectsContinue, client: this.#clientOf(turn) });
+    await route.serve({
+      request,
+      response,
+      path,
+      query,
+      expectsContinue,
+      client: this.#clientOf(turn),
+    });
   }
 
   async #generate(endpoint: Endpoint, turn: Turn): Promise<void> {
@@ -146,7 +159,11 @@ export class ClientServer {
   }
 
   /** As on the admin port. A page of another site knows no token, and has an origin. */
-  async #changeInstance(change: InstanceChange, turn: Turn, token: string | undefined): Promise<void> {
+  async #changeInstance(
+    change: InstanceChange,
+    turn: Turn,
+    token: string | undefined,
+  ): Promise<void> {
     const { request, response } = turn;
     // vLLM's demo proxy takes its key in this header.
     requireToken(request.headers.authorization, token, request.headers["x-api-key"]);
@@ -185,9 +202,13 @@ function notFound(method: string | undefined, path: string): KvError {
     });
   const why = whyRefused(method ?? "", path);
   if (why !== undefined)
-    return new KvError("KV_REQUEST_INVALID", `${method} ${shortened(path)} is not served here: ${why}`, {
-      details: { httpStatus: 404 },
-    });
+    return new KvError(
+      "KV_REQUEST_INVALID",
+      `${method} ${shortened(path)} is not served here: ${why}`,
+      {
+        details: { httpStatus: 404 },
+      },
+    );
   return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
     hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status",
     details: { httpStatus: 404 },

@@ -25,7 +25,9 @@ export function startLegSpan(
 
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
-  const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
+  const attributes: Record<string, string | number> = {
+    "kv.disaggregation.reason": decision.reason,
+  };
   const { inputs } = decision;
   for (const [name, value] of [
     ["prompt_tokens", inputs.promptTokens],

@@ -8,7 +8,13 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Deadline, Fleet, ForwardedHeaders, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
+import type {
+  Deadline,
+  Fleet,
+  ForwardedHeaders,
+  RequestBody,
+  UpstreamAnswer,
+} from "@kv/fleet/front-end";
 import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type KvTransferParams, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
@@ -33,11 +39,20 @@ import {
   MODEL_MISSING,
   noInstance,
 } from "../upstream/upstream-errors.js";
-import type { Attempts, DecodeLegOptions, Part, PrefillLegOptions, SingleLeg } from "./client-request.js";
+import type {
+  Attempts,
+  DecodeLegOptions,
+  Part,
+  PrefillLegOptions,
+  SingleLeg,
+} from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 import { MissingModels } from "./missing-models.js";
 
-/** An answer that the client gets where no other instance gives a better one, and the instances that lack the model. */
+/**
+ * An answer that the client gets where no other instance gives a better one, and the instances that
+ * lack the model.
+ */
 interface ServerFailure<T> {
   answer: T | undefined;
   readonly lacking: Instance[];
@@ -46,7 +61,10 @@ interface ServerFailure<T> {
 interface GenerationLeg extends DecodeLegOptions {
   readonly role: Role;
   readonly body: RequestBody;
-  /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
+  /**
+   * The request goes to one instance unsplit. It may have several choices, and a failure is tried
+   * on one more instance.
+   */
   readonly whole?: boolean | undefined;
   /** P computed the prompt. */
   readonly kvFromPrefill?: boolean | undefined;
@@ -54,7 +72,10 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly alone?: boolean | undefined;
 }
 
-/** Runs single legs at the instances of both roles: retries, time limits, checks of the answer, records and spans. */
+/**
+ * Runs single legs at the instances of both roles: retries, time limits, checks of the answer,
+ * records and spans.
+ */
 export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
@@ -89,7 +110,10 @@ export class Legs {
     const { deadline, record, attempts } = part;
     if (part.isSplit === true) await this.fleet.partTurn();
     const body = prefillBody(part.request, kvRequest, part.requestId);
-    const leg = async (visit: Visit, failed: ServerFailure<PrefillOutcome>): Promise<PrefillOutcome> => {
+    const leg = async (
+      visit: Visit,
+      failed: ServerFailure<PrefillOutcome>,
+    ): Promise<PrefillOutcome> => {
       const { instance } = visit;
       const { url, inFlight } = instance;
       const startedAtMs = clock.now();
@@ -115,7 +139,8 @@ export class Legs {
         const nowMs = clock.now();
         record.prefillMs = nowMs - startedAtMs;
         const outcome = readPrefillAnswer(instance, answer, bytes, nowMs);
-        const lacksModel = only === undefined && this.#lacksModel(visit, answer.status, failed.lacking);
+        const lacksModel =
+          only === undefined && this.#lacksModel(visit, answer.status, failed.lacking);
         if (outcome.kind === "error" && (lacksModel || isServerFailure(answer.status))) {
           failed.answer = outcome;
           throw badStatus("prefill", url, answer.status);
@@ -153,16 +178,30 @@ export class Legs {
     const { prefillRetries: retries, failedPrefill: avoid, failedDecode: avoiding } = attempts;
     return this.#try(
       { phase: "the prefill leg", limitMs },
-      { pool: this.prefillers, context: part, deadline, retries, avoid, partner: { avoiding }, only, log },
+      {
+        pool: this.prefillers,
+        context: part,
+        deadline,
+        retries,
+        avoid,
+        partner: { avoiding },
+        only,
+        log,
+      },
       leg,
     );
   }
 
   /**
-   * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker answered. The caller ends the visit of the
-   * answer. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
+   * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker
+   * answered. The caller ends the visit of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED`,
+   * `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
    */
-  async decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
+  async decode(
+    part: Part,
+    kvTransferParams: string,
+    options?: DecodeLegOptions,
+  ): Promise<LegAnswer> {
     if (part.isSplit === true) await this.fleet.partTurn();
     return this.#generate(part, {
       role: "decode",
@@ -175,8 +214,10 @@ export class Legs {
   /**
    * Has one instance compute the prompt of a part and generate. Errors: as `decode`.
    *
-   * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a
-   * sidecar, it names no prefill instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the client's. `reason` is logged.
+   * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it
+   * is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a sidecar, it names no prefill
+   * instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the
+   * client's. `reason` is logged.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
     if (part.isSplit === true) await this.fleet.partTurn();
@@ -232,7 +273,11 @@ export class Legs {
         answer = await this.#send(part, instance, span, body, use?.sent);
         requireReadable(instance.role, instance.url, answer);
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
-        const expected = { onePart: !whole, streamed: request.fields.stream === true, kvFromPrefill };
+        const expected = {
+          onePart: !whole,
+          streamed: request.fields.stream === true,
+          kvFromPrefill,
+        };
         const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         if (read.status !== 200) use?.refused(answer.status);
         const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
@@ -265,7 +310,10 @@ export class Legs {
     );
   }
 
-  /** As `tryInstances`, in a phase of the deadline. Where no other instance gave a better answer than a server failure, the client gets that. */
+  /**
+   * As `tryInstances`, in a phase of the deadline. Where no other instance gave a better answer
+   * than a server failure, the client gets that.
+   */
   async #try<T>(
     { phase, limitMs }: { readonly phase: string; readonly limitMs: number },
     options: TryOptions,
@@ -293,9 +341,12 @@ export class Legs {
     return newAttempts(this.#missing?.lacking(fields.model));
   }
 
-  /** Whether the instance does not have the model, and another one may. That is no failure of it. */
+  /**
+   * Whether the instance does not have the model, and another one may. That is no failure of it.
+   */
   #lacksModel(visit: Visit, status: number, lacking: Instance[]): boolean {
-    if (status !== MODEL_MISSING || this.fleet.pools[visit.instance.role].list().length === 1) return false;
+    if (status !== MODEL_MISSING || this.fleet.pools[visit.instance.role].list().length === 1)
+      return false;
     lacking.push(visit.instance);
     visit.succeeded();
     return true;
@@ -351,10 +402,14 @@ export interface TryOptions {
 }
 
 /**
- * Runs a leg at one instance after another until it succeeds or may not be tried again. `leg` ends its visit when it succeeds; when it throws,
- * the visit is ended here. Errors: that of the last attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
+ * Runs a leg at one instance after another until it succeeds or may not be tried again. `leg` ends
+ * its visit when it succeeds; when it throws, the visit is ended here. Errors: that of the last
+ * attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
  */
-export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) => Promise<T>): Promise<T> {
+export async function tryInstances<T>(
+  options: TryOptions,
+  leg: (visit: Visit) => Promise<T>,
+): Promise<T> {
   const { pool, deadline } = options;
   let tried = NONE;
   let failuresAfterSending = 0;

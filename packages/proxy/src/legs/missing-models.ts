@@ -3,12 +3,17 @@ import type { Clock } from "@kv/interface";
 
 /** How long it is remembered that an instance lacks a model: adapters are loaded at run time. */
 const REMEMBERED_MS = 60_000;
-/** Models that are remembered. Where there are more, the one that was learned first is forgotten. */
+/**
+ * Models that are remembered. Where there are more, the one that was learned first is forgotten.
+ */
 const MOST_MODELS = 1_000;
 const LONGEST_NAME = 256;
 const NONE: ReadonlySet<Instance> = new Set();
 
-/** Which instances lack a model that others have, such as a LoRA adapter that was loaded on some of them. It is learned from their answers. */
+/**
+ * Which instances lack a model that others have, such as a LoRA adapter that was loaded on some of
+ * them. It is learned from their answers.
+ */
 export class MissingModels {
   readonly #clock: Clock;
   /** By model, until when each instance counts. */
@@ -33,6 +38,8 @@ export class MissingModels {
     const known = this.#byModel.get(String(model));
     if (known === undefined) return NONE;
     const nowMs = this.#clock.now();
-    return new Set([...known].filter(([, untilMs]) => nowMs < untilMs).map(([instance]) => instance));
+    return new Set(
+      [...known].filter(([, untilMs]) => nowMs < untilMs).map(([instance]) => instance),
+    );
   }
 }

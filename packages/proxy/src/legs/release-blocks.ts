@@ -41,7 +41,10 @@ const NONE: ReadonlySet<Instance> = new Set();
  * the request once more, with one token. Where the blocks are gone, a decode worker of vLLM would
  * wait for them, and never free its own.
  */
-function freesOnlyWhatItWrites({ ambient, settings }: Legs, { fields, atMs }: PrefilledKv): boolean {
+function freesOnlyWhatItWrites(
+  { ambient, settings }: Legs,
+  { fields, atMs }: PrefilledKv,
+): boolean {
   const { transfer_mode: mode, kv_peer: peer } = fields.kv_transfer_params as KvTransferParams;
   return mode === "push" && peer == null && ambient.clock.now() < atMs + settings.timeouts.leaseMs;
 }
@@ -92,7 +95,12 @@ export async function sendRelease(legs: Legs, release: Release): Promise<Release
     if (outcome !== "failed") return outcome;
   }
   const body = releaseBody(model, kvTransferParams);
-  const refused = { requestId: `${requestId}-release`, path: "/v1/completions", body, refusalFrees: true };
+  const refused = {
+    requestId: `${requestId}-release`,
+    path: "/v1/completions",
+    body,
+    refusalFrees: true,
+  };
   return send(legs, release, refused);
 }
 

@@ -1,8 +1,17 @@
-import type { FoundLengths, KeepAnswer, KeptObject, KeptObjects, PinnedStatus } from "@kv/fleet/front-end";
+import type {
+  FoundLengths,
+  KeepAnswer,
+  KeptObject,
+  KeptObjects,
+  PinnedStatus,
+} from "@kv/fleet/front-end";
 
 type Soon<T> = T | Promise<T>;
 
-/** Where the objects of ended turns are kept: `KeptObjects` of this process, or of the process that all workers belong to. */
+/**
+ * Where the objects of ended turns are kept: `KeptObjects` of this process, or of the process that
+ * all workers belong to.
+ */
 export interface ObjectStore {
   keep(object: KeptObject, budget: number): Soon<KeepAnswer>;
   find(chunks: readonly string[]): Soon<FoundLengths>;

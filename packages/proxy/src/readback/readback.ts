@@ -27,7 +27,11 @@ export interface ReadbackSettings {
 /** A prompt: its token ids, or why no turn is read or kept. */
 export type Turn =
   | { readonly refusal: Refusal; readonly ids?: undefined; readonly digests?: undefined }
-  | { readonly refusal?: undefined; readonly ids: ArrayLike<number>; readonly digests: TurnDigests };
+  | {
+      readonly refusal?: undefined;
+      readonly ids: ArrayLike<number>;
+      readonly digests: TurnDigests;
+    };
 
 /** A request of a client, as far as a release needs it: gateways may want its headers. */
 type Requester = Pick<Part, "requestId" | "headers">;
@@ -39,7 +43,10 @@ const RELEASES = 16;
 /** What was not given back by then, D frees itself. */
 const CLOSE_MS = 3000;
 
-/** The KV of ended turns at the D's: keeps what further turns can use, and has D free what they cannot. */
+/**
+ * The KV of ended turns at the D's: keeps what further turns can use, and has D free what they
+ * cannot.
+ */
 export class Readback {
   readonly settings: ReadbackSettings;
   readonly objects: ObjectStore;
@@ -99,8 +106,9 @@ export class Readback {
   }
 
   /**
-   * Takes the longest kept turn that is a begin of these ids, and no other caller gets it; undefined where there is none. Decode instances that hold too much are avoided by the
-   * part's legs.
+   * Takes the longest kept turn that is a begin of these ids, and no other caller gets it;
+   * undefined where there is none. Decode instances that hold too much are avoided by the part's
+   * legs.
    */
   async claim(part: Part, digests: TurnDigests): Promise<KeptObject | undefined> {
     const { tokens, crowded, expired } = await this.objects.find(digests.chunks);
@@ -118,7 +126,10 @@ export class Readback {
     this.#capacities.expect(instance);
   }
 
-  /** Keeps the KV of a turn for the next one, or has D free it, in the background. `refusal`: why it cannot be kept. */
+  /**
+   * Keeps the KV of a turn for the next one, or has D free it, in the background. `refusal`: why it
+   * cannot be kept.
+   */
   ended(part: Part, turn: EndedTurn, refusal: Refusal | undefined): void {
     this.#legs.inBackground(this.#ended(part, turn, refusal));
   }
@@ -162,7 +173,10 @@ export class Readback {
     const named = { server: instanceName(instance), model: part.request.fields.model, bytes };
     const found = { digest: digests.of(tokens), chunk: digests.chunkOf(tokens) };
     const budget = Math.floor((capacity.blocks * cachePercent) / 100);
-    const { kept, release, expired } = await this.objects.keep({ ...object, ...named, ...found }, budget);
+    const { kept, release, expired } = await this.objects.keep(
+      { ...object, ...named, ...found },
+      budget,
+    );
     this.#expired(part, expired);
     for (const one of release) this.release(part, one);
     return kept ? undefined : "budget";
@@ -179,7 +193,10 @@ export class Readback {
     this.#legs.inBackground(this.#releaseObject(requester, object));
   }
 
-  /** As `release`, when a P that was to read the object has surely ended: it may be reading, and what it reads must not be used anew meanwhile. */
+  /**
+   * As `release`, when a P that was to read the object has surely ended: it may be reading, and
+   * what it reads must not be used anew meanwhile.
+   */
   releaseLater(requester: Requester, object: KeptObject): void {
     const timer = this.#legs.ambient.clock.setTimer(() => {
       this.#timers.delete(timer);
@@ -188,7 +205,10 @@ export class Readback {
     this.#timers.add(timer);
   }
 
-  /** Has all D's free what is kept: nobody would use it. What a P may still be reading, D frees itself. */
+  /**
+   * Has all D's free what is kept: nobody would use it. What a P may still be reading, D frees
+   * itself.
+   */
   async close(): Promise<void> {
     for (const timer of this.#timers) timer.cancel();
     const left = [...(await this.objects.drop())];
@@ -228,12 +248,22 @@ export class Readback {
     return this.#legs.decoders.list().find((one) => instanceName(one) === server);
   }
 
-  /** A P refuses a request with the parameters of D, turned round, and tells D that it has read them. */
-  async #release(requester: Requester, partner: Instance, params: string, model: unknown): Promise<string> {
+  /**
+   * A P refuses a request with the parameters of D, turned round, and tells D that it has read
+   * them.
+   */
+  async #release(
+    requester: Requester,
+    partner: Instance,
+    params: string,
+    model: unknown,
+  ): Promise<string> {
     const { prefillers, ambient } = this.#legs;
     const set = { do_remote_prefill: "true", do_remote_decode: "false" };
     const outcome = await sendRelease(this.#legs, {
-      ...{ pool: prefillers, partner, model },
+      pool: prefillers,
+      partner,
+      model,
       kvTransferParams: editMembers(params, { set }),
       requestId: requester.requestId,
       headers: requester.headers as IncomingHttpHeaders,

@@ -21,8 +21,15 @@ export interface TurnAnswerOptions {
   readonly ended: (turn: EndedTurn) => void;
 }
 
-/** Reads the token ids and the `kv_transfer_params` of D's answer as it passes. `begin`: the bytes that D has sent first. Returns the answer for the client. */
-export function readTurnAnswer(answer: LegAnswer, begin: Buffer, options: TurnAnswerOptions): LegAnswer {
+/**
+ * Reads the token ids and the `kv_transfer_params` of D's answer as it passes. `begin`: the bytes
+ * that D has sent first. Returns the answer for the client.
+ */
+export function readTurnAnswer(
+  answer: LegAnswer,
+  begin: Buffer,
+  options: TurnAnswerOptions,
+): LegAnswer {
   if (answer.status !== 200) return answer;
   const reader = new TurnReader(answer.visit.instance, options.ended);
   const { hidesIds } = options;
@@ -110,7 +117,10 @@ class TurnLines {
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** Collects the token ids of one answer. All texts are read a character for each byte: what is read has no others. */
+/**
+ * Collects the token ids of one answer. All texts are read a character for each byte: what is read
+ * has no others.
+ */
 class TurnReader {
   readonly #instance: Instance;
   readonly #ended: (turn: EndedTurn) => void;
@@ -125,7 +135,8 @@ class TurnReader {
 
   /** Reads an event, or a whole answer. */
   read(text: string): void {
-    if (this.#isDone || !(text.includes("token_ids") || text.includes("kv_transfer_params"))) return;
+    if (this.#isDone || !(text.includes("token_ids") || text.includes("kv_transfer_params")))
+      return;
     let body: Fields;
     try {
       body = JSON.parse(text) as Fields;
@@ -133,18 +144,28 @@ class TurnReader {
       // The check of the answer reports it.
       return;
     }
-    const [choice] = (Array.isArray(body.choices) ? body.choices : []) as readonly (Fields | null)[];
+    const [choice] = (
+      Array.isArray(body.choices) ? body.choices : []
+    ) as readonly (Fields | null)[];
     const promptIds = body.prompt_token_ids ?? choice?.prompt_token_ids;
     if (isIds(promptIds)) this.#promptIds = promptIds;
     if (isIds(choice?.token_ids)) for (const id of choice.token_ids) this.#outputIds.push(id);
     const params = paramsIn(body, text);
     if (params === undefined) return;
     this.#isDone = true;
-    this.#ended({ instance: this.#instance, params, promptIds: this.#promptIds, outputIds: this.#outputIds });
+    this.#ended({
+      instance: this.#instance,
+      params,
+      promptIds: this.#promptIds,
+      outputIds: this.#outputIds,
+    });
   }
 }
 
-/** The `kv_transfer_params` of an answer as D wrote them. The Responses API has them inside of its response. */
+/**
+ * The `kv_transfer_params` of an answer as D wrote them. The Responses API has them inside of its
+ * response.
+ */
 function paramsIn(body: Fields, text: string): string | undefined {
   if (isObject(body.kv_transfer_params)) return rawMember(text, "kv_transfer_params");
   if (!isObject(body.response) || !isObject(body.response.kv_transfer_params)) return undefined;
@@ -161,5 +182,7 @@ function hideIds(bytes: Buffer): Buffer {
 }
 
 function isIds(value: unknown): value is readonly number[] {
-  return Array.isArray(value) && value.every((id) => Number.isInteger(id) && id >= 0 && id < 2 ** 31);
+  return (
+    Array.isArray(value) && value.every((id) => Number.isInteger(id) && id >= 0 && id < 2 ** 31)
+  );
 }

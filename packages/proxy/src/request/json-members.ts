@@ -8,7 +8,10 @@ export interface JsonMember {
   readonly end: number;
 }
 
-/** The members of the object in `text`, in order, duplicates included. `text` must be an object that `JSON.parse` accepts. */
+/**
+ * The members of the object in `text`, in order, duplicates included. `text` must be an object that
+ * `JSON.parse` accepts.
+ */
 export function topLevelMembers(text: string): JsonMember[] {
   const members: JsonMember[] = [];
   let at = skipBlank(text, text.indexOf("{") + 1);
@@ -24,7 +27,10 @@ export function topLevelMembers(text: string): JsonMember[] {
   return members;
 }
 
-/** The text of a member's value; undefined where there is none. Of duplicate keys the last counts, as in `JSON.parse`. */
+/**
+ * The text of a member's value; undefined where there is none. Of duplicate keys the last counts,
+ * as in `JSON.parse`.
+ */
 export function rawMember(text: string, key: string): string | undefined {
   const member = topLevelMembers(text).findLast((candidate) => candidate.key === key);
   return member === undefined ? undefined : text.slice(member.valueStart, member.end);
@@ -38,8 +44,9 @@ export interface MemberEdits {
 }
 
 /**
- * Edits the top-level members of a JSON object as text. All other members stay as they were written: integers beyond 2^53 keep their digits,
- * which a parse and a new serialisation would lose.
+ * Edits the top-level members of a JSON object as text. All other members stay as they were
+ * written: integers beyond 2^53 keep their digits, which a parse and a new serialisation would
+ * lose.
  */
 export function editMembers(text: string, { remove = [], set = {} }: MemberEdits): string {
   let members = "";
@@ -47,7 +54,8 @@ export function editMembers(text: string, { remove = [], set = {} }: MemberEdits
     if (remove.includes(key) || Object.hasOwn(set, key)) continue;
     members += `${members === "" ? "" : ","}${text.slice(start, end)}`;
   }
-  for (const key in set) members += `${members === "" ? "" : ","}${JSON.stringify(key)}:${set[key]}`;
+  for (const key in set)
+    members += `${members === "" ? "" : ","}${JSON.stringify(key)}:${set[key]}`;
   return `{${members}}`;
 }
 
@@ -69,7 +77,10 @@ function keyOf(text: string, start: number, end: number): string {
   return key.includes("\\") ? (JSON.parse(text.slice(start, end)) as string) : key;
 }
 
-/** The position after the closing quote. `indexOf` is fast on long strings, such as images in base64. */
+/**
+ * The position after the closing quote. `indexOf` is fast on long strings, such as images in
+ * base64.
+ */
 function endOfString(text: string, quote: number): number {
   let close = text.indexOf('"', quote + 1);
   while (close !== -1) {
@@ -103,7 +114,10 @@ function endOfValue(text: string, from: number): number {
   return at;
 }
 
-/** Longer lists and objects are searched: of a list of millions of token ids, that takes a fifth of the time. */
+/**
+ * Longer lists and objects are searched: of a list of millions of token ids, that takes a fifth of
+ * the time.
+ */
 const STEPPED_CHARACTERS = 1000;
 const INSIDE = /["[\]{}]/g;
 

@@ -8,7 +8,13 @@ import {
 import { systemClock, YieldingQueue } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
-import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody, splitRequest } from "./leg-bodies.js";
+import {
+  decodeBody,
+  KV_REQUEST_PULL,
+  prefillBody,
+  singleInstanceBody,
+  splitRequest,
+} from "./leg-bodies.js";
 
 const recorded = JSON.parse(
   readFileSync(new URL("../../fixtures/vllm-0.33-pull.json", import.meta.url), "utf8"),
@@ -18,7 +24,8 @@ const recorded = JSON.parse(
 >;
 
 /** The text of a body that is sent. */
-const textOf = (body: RequestBody) => (typeof body === "string" ? body : Buffer.concat(body).toString());
+const textOf = (body: RequestBody) =>
+  typeof body === "string" ? body : Buffer.concat(body).toString();
 const request = (text: string) => parseGenerationRequest("/v1/completions", Buffer.from(text));
 /** The parts of a request, in one turn. */
 function allParts(given: GenerationRequest) {
@@ -34,7 +41,11 @@ test("both bodies equal those that a real vLLM 0.33 accepted", () => {
   const { kv_transfer_params: _, ...client } = recorded.decode_request;
   const given = request(JSON.stringify(client));
   // What concerns the answer alone is left out.
-  const { logprobs: _logprobs, return_token_ids: _ids, ...prefillRequest } = recorded.prefill_request;
+  const {
+    logprobs: _logprobs,
+    return_token_ids: _ids,
+    ...prefillRequest
+  } = recorded.prefill_request;
   expect(JSON.parse(textOf(prefillBody(given, KV_REQUEST_PULL, "id")))).toEqual({
     ...prefillRequest,
     stream: false,
@@ -52,9 +63,18 @@ test("the prefill body requests one token, one copy and no stream, and lowers on
     n: 1,
     x: [1],
   };
-  expect(prefill(given)).toMatchObject({ stream: false, max_tokens: 1, min_tokens: 1, n: 1, x: [1] });
+  expect(prefill(given)).toMatchObject({
+    stream: false,
+    max_tokens: 1,
+    min_tokens: 1,
+    n: 1,
+    x: [1],
+  });
   expect(prefill(given)).not.toHaveProperty("stream_options");
-  expect(prefill({ max_completion_tokens: 9 })).toMatchObject({ max_tokens: 1, max_completion_tokens: 1 });
+  expect(prefill({ max_completion_tokens: 9 })).toMatchObject({
+    max_tokens: 1,
+    max_completion_tokens: 1,
+  });
   const bare = prefill({ prompt: "a", min_tokens: 0 });
   expect(Object.keys(bare).sort()).toEqual([
     "kv_transfer_params",
@@ -77,7 +97,9 @@ test("integers beyond 2^53, of the client and of the prefill worker, reach both 
 });
 
 test("the body for a single instance has no KV parameters", () => {
-  expect(singleInstanceBody(request('{"prompt":"a","kv_transfer_params":null}'))).toBe('{"prompt":"a"}');
+  expect(singleInstanceBody(request('{"prompt":"a","kv_transfer_params":null}'))).toBe(
+    '{"prompt":"a"}',
+  );
 });
 
 test("both legs of a response have one id, which vLLM takes from the body there; a client's own id stays", () => {
@@ -113,7 +135,9 @@ test("the legs of a long body are those of a short one, and its long members are
     const bytes = long.long.find(({ key }) => key === "documents")?.value;
     expect((body as Uint8Array[]).includes(bytes as Uint8Array)).toBe(true);
   }
-  expect(JSON.parse(textOf(prefillBody(long, KV_REQUEST_PULL, "id")))).not.toHaveProperty("stream_options");
+  expect(JSON.parse(textOf(prefillBody(long, KV_REQUEST_PULL, "id")))).not.toHaveProperty(
+    "stream_options",
+  );
 });
 
 test("parts of a long body have their own prompt, and the other long members", async () => {
@@ -143,7 +167,9 @@ test("a long list of prompts is split in pieces, as it was written", async () =>
     strings.map((text) => `"${text}"`),
     [`[${"123,".repeat(20_000)}9007199254740993]`, "[1]", "[]", "[ 2 , 3 ]"],
   ]) {
-    const body = Buffer.from(`{"stop":["${"x".repeat(300_000)}"],"prompt": [${written.join(" , ")} ]}`);
+    const body = Buffer.from(
+      `{"stop":["${"x".repeat(300_000)}"],"prompt": [${written.join(" , ")} ]}`,
+    );
     const given = await parseRequestInSteps(
       "/v1/completions",
       body,

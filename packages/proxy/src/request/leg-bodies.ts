@@ -19,10 +19,12 @@ export interface RequestPart {
 }
 
 /**
- * Splits a request into parts of one prompt and one copy each. A prefill worker answers with the KV parameters of one prompt only, and
- * frees its blocks when the first copy has read them (vLLM 0.33), so each part has legs of its own. Copies have the seeds that vLLM gives
- * them: `seed + copy`. The prompts of a long list are not copied, and the search for them yields after each piece. Errors:
- * `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed that is not an integer.
+ * Splits a request into parts of one prompt and one copy each. A prefill worker answers with the KV
+ * parameters of one prompt only, and frees its blocks when the first copy has read them (vLLM
+ * 0.33), so each part has legs of its own. Copies have the seeds that vLLM gives them:
+ * `seed + copy`. The prompts of a long list are not copied, and the search for them yields after
+ * each piece. Errors: `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed
+ * that is not an integer.
  */
 export function* splitRequest(
   request: GenerationRequest,
@@ -51,18 +53,22 @@ export function* splitRequest(
   const common = editMembers(request.text, { remove: replaced });
   const othersLong = request.long.filter(({ key }) => !replaced.includes(key));
   const longList = request.long.find(({ key }) => key === list?.field)?.value;
-  const longPrompts = longList === undefined ? undefined : yield* listElements(longList, pieceBytes);
+  const longPrompts =
+    longList === undefined ? undefined : yield* listElements(longList, pieceBytes);
   const parts: RequestPart[] = [];
   for (let prompt = 0; prompt < (list?.values.length ?? 1); prompt += 1) {
     const changes: Record<string, unknown> = {};
     const members: string[] = [];
     if (list !== undefined) {
       changes[list.field] = list.values[prompt];
-      if (longPrompts === undefined) members.push(`"${list.field}":${JSON.stringify(list.values[prompt])}`);
+      if (longPrompts === undefined)
+        members.push(`"${list.field}":${JSON.stringify(list.values[prompt])}`);
     }
     const value = longPrompts?.[prompt];
     const long =
-      list === undefined || value === undefined ? othersLong : [...othersLong, { key: list.field, value }];
+      list === undefined || value === undefined
+        ? othersLong
+        : [...othersLong, { key: list.field, value }];
     if (copies > 1) {
       changes.n = 1;
       members.push('"n":1');
@@ -70,7 +76,11 @@ export function* splitRequest(
     const fields = { ...request.fields, ...changes };
     for (let copy = 0; copy < copies; copy += 1) {
       const own = seed === undefined ? members : [...members, `"seed":${seed + BigInt(copy)}`];
-      parts.push({ request: { ...request, fields, text: withMembers(common, own), long }, prompt, copy });
+      parts.push({
+        request: { ...request, fields, text: withMembers(common, own), long },
+        prompt,
+        copy,
+      });
     }
   }
   return parts;
@@ -79,7 +89,9 @@ export function* splitRequest(
 const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
 
-/** The elements of a JSON list, as they are written. Yields after each piece. `list` must be valid. */
+/**
+ * The elements of a JSON list, as they are written. Yields after each piece. `list` must be valid.
+ */
 function* listElements(list: Uint8Array, pieceBytes: number): Generator<undefined, Uint8Array[]> {
   const elements: Uint8Array[] = [];
   let depth = 0;
@@ -115,8 +127,8 @@ function withMembers(text: string, members: readonly string[]): string {
 }
 
 /**
- * The seed of the first copy, from its text: it may be larger than 2^53. vLLM also accepts 1.0 and "1" as integers; unchanged, they would give all
- * copies the same seed.
+ * The seed of the first copy, from its text: it may be larger than 2^53. vLLM also accepts 1.0 and
+ * "1" as integers; unchanged, they would give all copies the same seed.
  */
 function seedOf(request: GenerationRequest): bigint | undefined {
   const isLong = request.long.some(({ key }) => key === "seed");
@@ -130,29 +142,40 @@ function seedOf(request: GenerationRequest): bigint | undefined {
   });
 }
 
-/** The member that holds several prompts; undefined for one prompt, which may be a list of token ids. */
+/**
+ * The member that holds several prompts; undefined for one prompt, which may be a list of token
+ * ids.
+ */
 function promptList({ endpoint, fields }: GenerationRequest) {
   if (endpoint !== "/v1/completions") return undefined;
   for (const field of ["prompt", "prompt_embeds"]) {
     const values: unknown = fields[field];
-    if (Array.isArray(values) && values.length > 1 && typeof values[0] !== "number") return { field, values };
+    if (Array.isArray(values) && values.length > 1 && typeof values[0] !== "number")
+      return { field, values };
   }
   return undefined;
 }
 
-/** `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to read (vLLM 0.33, NixlConnector). */
+/**
+ * `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to
+ * read (vLLM 0.33, NixlConnector).
+ */
 export const KV_REQUEST_PULL =
   '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
   '"remote_host":null,"remote_port":null}';
 
-/** `kv_transfer_params` that make a prefill worker write the KV into a decode worker (vLLM 0.33, NixlPushConnector). */
+/**
+ * `kv_transfer_params` that make a prefill worker write the KV into a decode worker (vLLM 0.33,
+ * NixlPushConnector).
+ */
 export const KV_REQUEST_PUSH =
   '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
 /**
- * The body of the prefill leg: one token, not streamed, without what concerns the answer alone, with `kvTransferParams` (JSON text) that make the worker keep the KV.
- * `requestId` is that of both legs.
+ * The body of the prefill leg: one token, not streamed, without what concerns the answer alone,
+ * with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of both
+ * legs.
  */
 export function prefillBody(
   request: GenerationRequest,
@@ -160,7 +183,8 @@ export function prefillBody(
   requestId: string,
 ): RequestBody {
   const { fields, endpoint } = request;
-  // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the same, and keeps the blocks.
+  // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the
+  // same, and keeps the blocks.
   const limit = request.promptFields === "echo" ? "0" : "1";
   const set: Record<string, string> = {
     stream: "false",
@@ -171,26 +195,34 @@ export function prefillBody(
   if (fields.max_completion_tokens != null) set.max_completion_tokens = limit;
   // vLLM refuses a minimum above the token limit.
   for (const minimum of ["min_tokens", "min_completion_tokens"]) {
-    if (typeof fields[minimum] === "number" && fields[minimum] > Number(limit)) set[minimum] = limit;
+    if (typeof fields[minimum] === "number" && fields[minimum] > Number(limit))
+      set[minimum] = limit;
   }
   // Each further copy would keep blocks that no decode worker reads.
   if (fields.n != null) set.n = "1";
   if (endpoint === "/v1/responses") set.store = "false";
-  if (endpoint === "/v1/messages" && isNamedTool(fields.tool_choice)) set.stop_sequences = END_OF_ARGUMENTS;
+  if (endpoint === "/v1/messages" && isNamedTool(fields.tool_choice))
+    set.stop_sequences = END_OF_ARGUMENTS;
   return edited(request, { remove: leftOutOfPrefill(request), set });
 }
 
 /**
- * With a named tool, vLLM 0.31 to 0.33 takes all text for the tool's arguments, and its Messages API answers 400 where they are not JSON: of one token they are `{`. This ends the
- * text before it, and there is no call. Another `tool_choice` could change the prompt.
+ * With a named tool, vLLM 0.31 to 0.33 takes all text for the tool's arguments, and its Messages
+ * API answers 400 where they are not JSON: of one token they are `{`. This ends the text before it,
+ * and there is no call. Another `tool_choice` could change the prompt.
  */
 const END_OF_ARGUMENTS = '["{"]';
 
 function isNamedTool(choice: unknown): boolean {
-  return typeof choice === "object" && choice !== null && "type" in choice && choice.type === "tool";
+  return (
+    typeof choice === "object" && choice !== null && "type" in choice && choice.type === "tool"
+  );
 }
 
-/** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). `requestId` is that of both legs. */
+/**
+ * The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote
+ * them (JSON text). `requestId` is that of both legs.
+ */
 export function decodeBody(
   request: GenerationRequest,
   kvTransferParams: string,
@@ -209,15 +241,22 @@ export function decodeBody(
 }
 
 /**
- * In push, vLLM matches the legs of a request by their ids, which come from `X-Request-Id`. Its Responses API takes the id from the body instead, and makes one up
- * where there is none (0.32 and 0.33).
+ * In push, vLLM matches the legs of a request by their ids, which come from `X-Request-Id`. Its
+ * Responses API takes the id from the body instead, and makes one up where there is none (0.32 and
+ * 0.33).
  */
-function idMember({ endpoint, fields }: GenerationRequest, requestId: string): Record<string, string> {
+function idMember(
+  { endpoint, fields }: GenerationRequest,
+  requestId: string,
+): Record<string, string> {
   if (endpoint !== "/v1/responses" || fields.request_id != null) return {};
   return { request_id: JSON.stringify(`resp_${requestId}`) };
 }
 
-/** The request with `suffix` behind the id that a client gives a response; others have none in their body. */
+/**
+ * The request with `suffix` behind the id that a client gives a response; others have none in their
+ * body.
+ */
 export function withIdSuffix(request: GenerationRequest, suffix: string): GenerationRequest {
   const { endpoint, fields } = request;
   if (endpoint !== "/v1/responses" || typeof fields.request_id !== "string") return request;
@@ -253,9 +292,11 @@ function edited({ text, long }: GenerationRequest, edits: MemberEdits): RequestB
 }
 
 /**
- * The body of a request that makes a decode worker tell the prefill worker to free the blocks that `kvTransferParams` names. vLLM refuses it
- * before its engine sees it (beam search is not streamed), and then notifies the prefill worker; no KV is read (vLLM 0.32 and 0.33,
- * `_with_kv_transfer_rejection_cleanup`). A server that serves it reads the blocks for one token, which frees them too.
+ * The body of a request that makes a decode worker tell the prefill worker to free the blocks that
+ * `kvTransferParams` names. vLLM refuses it before its engine sees it (beam search is not
+ * streamed), and then notifies the prefill worker; no KV is read (vLLM 0.32 and 0.33,
+ * `_with_kv_transfer_rejection_cleanup`). A server that serves it reads the blocks for one token,
+ * which frees them too.
  */
 export function releaseBody(model: unknown, kvTransferParams: string): string {
   const refused = { model, prompt: [0], max_tokens: 1, stream: true, use_beam_search: true };
@@ -263,9 +304,12 @@ export function releaseBody(model: unknown, kvTransferParams: string): string {
 }
 
 /**
- * What a member of a client's request is for, which decides the legs that get it. `prompt`: the tokens of the prompt, and its KV; both legs get it, as their prompts must be
- * equal token by token. `sampling`: which tokens are chosen; both legs, as P refuses a wrong value before it computes. `answer`: the form and the end of the answer; D alone.
- * `prompt-answer`: D alone, and P where what the answer says about the prompt comes from it. `proxy`: the proxy sets it in P's leg. `refused`: clients must not set it.
+ * What a member of a client's request is for, which decides the legs that get it. `prompt`: the
+ * tokens of the prompt, and its KV; both legs get it, as their prompts must be equal token by
+ * token. `sampling`: which tokens are chosen; both legs, as P refuses a wrong value before it
+ * computes. `answer`: the form and the end of the answer; D alone. `prompt-answer`: D alone, and P
+ * where what the answer says about the prompt comes from it. `proxy`: the proxy sets it in P's leg.
+ * `refused`: clients must not set it.
  */
 export type MemberUse = "prompt" | "sampling" | "answer" | "prompt-answer" | "proxy" | "refused";
 
@@ -274,7 +318,8 @@ const MEMBERS: Readonly<Record<MemberUse, string>> = {
     "model prompt prompt_embeds suffix messages system input instructions previous_input_messages previous_response_id documents tools add_special_tokens " +
     "add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs truncate_prompt_tokens truncation_side truncation " +
     "reasoning reasoning_effort thinking output_config " +
-    // The Kimi K3 renderer writes it into the prompt, and --exclude-tools-when-tool-choice-none makes "none" leave out the tools.
+    // The Kimi K3 renderer writes it into the prompt, and --exclude-tools-when-tool-choice-none
+    // makes "none" leave out the tools.
     "tool_choice " +
     "cache_salt session_id priority request_id vllm_xargs",
   sampling:
@@ -291,7 +336,10 @@ const MEMBERS: Readonly<Record<MemberUse, string>> = {
   refused: "kv_transfer_params ec_transfer_params",
 };
 
-/** The members of vLLM's request classes, 0.31 to 0.33, by name. A test compares them with `vllmRequests` of `@kv/protocol`. */
+/**
+ * The members of vLLM's request classes, 0.31 to 0.33, by name. A test compares them with
+ * `vllmRequests` of `@kv/protocol`.
+ */
 export const REQUEST_MEMBERS: ReadonlyMap<string, MemberUse> = new Map(
   Object.entries(MEMBERS).flatMap(([use, names]) =>
     names.split(" ").map((name) => [name, use as MemberUse] as const),
@@ -314,12 +362,21 @@ const OF_THE_PROMPT: Readonly<Record<PromptFields, ReadonlySet<string>>> = {
   "prompt-only": new Set(),
   "prompt-logprobs": new Set(["prompt_logprobs"]),
   echo: new Set([
-    ...["echo", "logprobs", "prompt_logprobs", "return_tokens_as_token_ids", "return_token_ids"],
-    ...["skip_special_tokens", "spaces_between_special_tokens"],
+    "echo",
+    "logprobs",
+    "prompt_logprobs",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
   ]),
 };
 /** In a chat with echo, vLLM derives `prompt_logprobs` from `top_logprobs`. */
-const OF_A_CHAT_WITH_ECHO: ReadonlySet<string> = new Set(["echo", "top_logprobs", "prompt_logprobs"]);
+const OF_A_CHAT_WITH_ECHO: ReadonlySet<string> = new Set([
+  "echo",
+  "top_logprobs",
+  "prompt_logprobs",
+]);
 
 /** The members of a request that P's leg does not get: it has one token, which nobody reads. */
 function leftOutOfPrefill({ endpoint, fields, promptFields }: GenerationRequest): string[] {

@@ -9,11 +9,14 @@ const ROUTES: readonly Endpoint[] = [
   "/v1/responses",
   "/v1/messages",
 ];
-const textOf = (body: RequestBody) => (typeof body === "string" ? body : Buffer.concat(body).toString());
+const textOf = (body: RequestBody) =>
+  typeof body === "string" ? body : Buffer.concat(body).toString();
 /** P's leg of a request, without what the proxy adds. */
 function prefill(endpoint: Endpoint, fields: object): Record<string, unknown> {
   const request = parseGenerationRequest(endpoint, Buffer.from(JSON.stringify(fields)));
-  const { kv_transfer_params: _, ...rest } = JSON.parse(textOf(prefillBody(request, KV_REQUEST_PULL, "id")));
+  const { kv_transfer_params: _, ...rest } = JSON.parse(
+    textOf(prefillBody(request, KV_REQUEST_PULL, "id")),
+  );
   return rest;
 }
 
@@ -31,9 +34,14 @@ describe.each(ROUTES)("%s", (route) => {
   });
 
   test("what P's leg does not get is for the answer alone, and a member that no vLLM has reaches P", () => {
-    const members = new Set([...vllmRequests().values()].flatMap((each) => each[`request ${route}`] ?? []));
-    const kept = [...members].filter((name) => ["prompt", "sampling"].includes(memberUse(route, name) ?? ""));
-    const value = (name: string) => (/^(previous_|prompt$|use_beam)/.test(name) ? null : `of ${name}`);
+    const members = new Set(
+      [...vllmRequests().values()].flatMap((each) => each[`request ${route}`] ?? []),
+    );
+    const kept = [...members].filter((name) =>
+      ["prompt", "sampling"].includes(memberUse(route, name) ?? ""),
+    );
+    const value = (name: string) =>
+      /^(previous_|prompt$|use_beam)/.test(name) ? null : `of ${name}`;
     const body = Object.fromEntries(kept.map((name) => [name, value(name)]));
     const id = { request_id: "own" };
     expect(prefill(route, { ...body, ...id, of_a_later_vllm: 1 })).toMatchObject({
@@ -50,7 +58,9 @@ describe.each(ROUTES)("%s", (route) => {
 
 test("each member in the list is one of some vLLM", () => {
   const requests = [...vllmRequests().values()];
-  const all = new Set(requests.flatMap((each) => ROUTES.flatMap((route) => each[`request ${route}`] ?? [])));
+  const all = new Set(
+    requests.flatMap((each) => ROUTES.flatMap((route) => each[`request ${route}`] ?? [])),
+  );
   expect([...REQUEST_MEMBERS.keys()].filter((name) => !all.has(name))).toEqual([]);
 });
 
@@ -68,26 +78,37 @@ test("what P's answer says about the prompt is asked of P; all else about log pr
   ]);
   // vLLM refuses logprob_token_ids with echo and no tokens, which is what P is asked for.
   const { logprob_token_ids: _, ...ofTheEcho } = logprobs;
-  expect(prefill("/v1/completions", { prompt: "a", echo: true, stop: ["x"], ...logprobs })).toEqual({
-    ...{ prompt: "a", echo: true, ...ofTheEcho },
-    ...{ max_tokens: 0, stream: false },
-  });
+  expect(prefill("/v1/completions", { prompt: "a", echo: true, stop: ["x"], ...logprobs })).toEqual(
+    {
+      prompt: "a",
+      echo: true,
+      ...ofTheEcho,
+      max_tokens: 0,
+      stream: false,
+    },
+  );
   const chat = { messages: [], logprobs: true, top_logprobs: 3 };
   expect(prefill("/v1/chat/completions", { ...chat, prompt_logprobs: 1 })).toEqual({
-    ...{ messages: [], prompt_logprobs: 1, max_tokens: 1, stream: false },
+    messages: [],
+    prompt_logprobs: 1,
+    max_tokens: 1,
+    stream: false,
   });
   expect(prefill("/v1/chat/completions", { messages: [], echo: true, top_logprobs: 0 })).toEqual({
-    ...{ messages: [], echo: true, top_logprobs: 0, max_tokens: 1, stream: false },
+    messages: [],
+    echo: true,
+    top_logprobs: 0,
+    max_tokens: 1,
+    stream: false,
   });
 });
 
 test("the tools stay in P's leg of a chat, whose template renders them, with the choice and the format that a renderer may write into the prompt", () => {
   const prompt = {
-    ...{ messages: [], tools: [{ type: "function", function: { name: "f" } }] },
-    ...{
-      tool_choice: { type: "function", function: { name: "f" } },
-      response_format: { type: "json_object" },
-    },
+    messages: [],
+    tools: [{ type: "function", function: { name: "f" } }],
+    tool_choice: { type: "function", function: { name: "f" } },
+    response_format: { type: "json_object" },
   };
   const answer = {
     structured_outputs: { choice: ["a"] },
@@ -96,19 +117,40 @@ test("the tools stay in P's leg of a chat, whose template renders them, with the
     user: "u",
   };
   expect(prefill("/v1/chat/completions", { ...prompt, ...answer })).toEqual({
-    ...{ ...prompt, max_tokens: 1, stream: false },
+    ...prompt,
+    max_tokens: 1,
+    stream: false,
   });
   // No renderer writes it into a completion's prompt.
-  expect(prefill("/v1/completions", { prompt: "a", response_format: { type: "json_object" } })).toEqual({
-    ...{ prompt: "a", max_tokens: 1, stream: false },
+  expect(
+    prefill("/v1/completions", { prompt: "a", response_format: { type: "json_object" } }),
+  ).toEqual({
+    prompt: "a",
+    max_tokens: 1,
+    stream: false,
   });
 });
 
 test("a response is not stored by P, and its text format is D's", () => {
-  const body = { input: "a", store: true, text: { format: { type: "json_object" } }, metadata: { a: "b" } };
+  const body = {
+    input: "a",
+    store: true,
+    text: { format: { type: "json_object" } },
+    metadata: { a: "b" },
+  };
   expect(
-    prefill("/v1/responses", { ...body, include: ["message.output_text.logprobs"], top_logprobs: 2 }),
-  ).toEqual({ input: "a", store: false, max_output_tokens: 1, stream: false, request_id: "resp_id" });
+    prefill("/v1/responses", {
+      ...body,
+      include: ["message.output_text.logprobs"],
+      top_logprobs: 2,
+    }),
+  ).toEqual({
+    input: "a",
+    store: false,
+    max_output_tokens: 1,
+    stream: false,
+    request_id: "resp_id",
+  });
 });
 
 test("a named tool of the Messages API keeps its choice in P's leg, and one token of its arguments is no answer that vLLM refuses", () => {
@@ -116,10 +158,13 @@ test("a named tool of the Messages API keeps its choice in P's leg, and one toke
   const named = { ...body, tool_choice: { type: "tool", name: "f" } };
   const leg = { ...body, max_tokens: 1, stream: false };
   expect(prefill("/v1/messages", { ...named, stop_sequences: ["x"] })).toEqual({
-    ...{ ...leg, tool_choice: named.tool_choice, stop_sequences: ["{"] },
+    ...leg,
+    tool_choice: named.tool_choice,
+    stop_sequences: ["{"],
   });
   for (const tool_choice of [{ type: "any" }, { type: "auto" }, { type: "none" }])
     expect(prefill("/v1/messages", { ...body, tool_choice, stop_sequences: ["x"] })).toEqual({
-      ...{ ...leg, tool_choice },
+      ...leg,
+      tool_choice,
     });
 });

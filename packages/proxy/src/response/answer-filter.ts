@@ -19,7 +19,10 @@ export interface AnswerTraits {
 /** Of a value that P's cached tokens are put into. */
 const MAX_VALUE_BYTES = 64 * 1024;
 
-/** What of an answer's bytes its client gets: members are hidden, P's cached tokens are put in, and a stream is checked. All other bytes stay as they are. */
+/**
+ * What of an answer's bytes its client gets: members are hidden, P's cached tokens are put in, and
+ * a stream is checked. All other bytes stay as they are.
+ */
 export class AnswerFilter {
   readonly #watch: StreamWatch | undefined;
   readonly #editor: MemberEditor;
@@ -43,7 +46,8 @@ export class AnswerFilter {
 
   /** What is wrong with the answer; undefined for nothing. */
   get problem(): string | undefined {
-    if (this.#editor.heldBytes > MAX_VALUE_BYTES) return `sent a usage of more than ${MAX_VALUE_BYTES} bytes`;
+    if (this.#editor.heldBytes > MAX_VALUE_BYTES)
+      return `sent a usage of more than ${MAX_VALUE_BYTES} bytes`;
     return this.#watch?.problem;
   }
 

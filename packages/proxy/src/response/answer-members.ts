@@ -1,8 +1,9 @@
 import type { MemberEdits } from "./member-editor.js";
 
 /**
- * Where a member of an answer comes from when P computed the prompt. `decode`: D, which has it whole. `prefill`: P. `merged`: made of several answers. `dropped`: it names
- * hosts and blocks, so no client gets it. `left-out`: neither has it whole; the header `x-kv-left-out` names it.
+ * Where a member of an answer comes from when P computed the prompt. `decode`: D, which has it
+ * whole. `prefill`: P. `merged`: made of several answers. `dropped`: it names hosts and blocks, so
+ * no client gets it. `left-out`: neither has it whole; the header `x-kv-left-out` names it.
  */
 export type AnswerMemberUse = "decode" | "prefill" | "merged" | "dropped" | "left-out";
 
@@ -16,14 +17,18 @@ const MEMBERS: Readonly<Record<AnswerMemberUse, string>> = {
     "instructions metadata parallel_tool_calls temperature tool_choice tools top_p background max_output_tokens max_tool_calls previous_response_id prompt " +
     "prompt_cache_options prompt_cache_key prompt_cache_retention reasoning safety_identifier text top_logprobs truncation user presence_penalty frequency_penalty",
   prefill: "prompt_logprobs choices.prompt_logprobs",
-  // The id is the client's; the cached tokens of the usage are P's; with echo, log probabilities are P's and D's.
+  // The id is the client's; the cached tokens of the usage are P's; with echo, log probabilities
+  // are P's and D's.
   merged: "id choices choices.index usage",
   dropped: "kv_transfer_params ec_transfer_params",
   // D has no rows for the prompt, and P none for the answer.
   "left-out": "choices.routed_experts",
 };
 
-/** The members of vLLM's answers, 0.31 to 0.33, by path. A test compares them with `fixtures/vllm-api.json`. */
+/**
+ * The members of vLLM's answers, 0.31 to 0.33, by path. A test compares them with
+ * `fixtures/vllm-api.json`.
+ */
 export const ANSWER_MEMBERS: ReadonlyMap<string, AnswerMemberUse> = new Map(
   Object.entries(MEMBERS).flatMap(([use, paths]) =>
     paths.split(" ").map((path) => [path, use as AnswerMemberUse] as const),
@@ -32,7 +37,8 @@ export const ANSWER_MEMBERS: ReadonlyMap<string, AnswerMemberUse> = new Map(
 
 type Fields = Readonly<Record<string, unknown>>;
 
-const namesOf = (use: AnswerMemberUse) => MEMBERS[use].split(" ").map((path) => path.replace(/^.*\./, ""));
+const namesOf = (use: AnswerMemberUse) =>
+  MEMBERS[use].split(" ").map((path) => path.replace(/^.*\./, ""));
 const DROPPED = namesOf("dropped");
 /** Names of members of a choice that neither instance has whole. */
 export const LEFT_OUT = namesOf("left-out");
@@ -43,14 +49,19 @@ const ALWAYS = nulled(DROPPED);
 const KV_FROM_PREFILL = nulled([...DROPPED, ...LEFT_OUT]);
 
 /** Finds a member that some clients do not get. */
-export const HIDDEN = new RegExp(`"(?:${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?!null|\\s)`);
+export const HIDDEN = new RegExp(
+  `"(?:${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?!null|\\s)`,
+);
 
 /** What clients do not get of an answer. */
 export function hidingEdits(kvFromPrefill: boolean): MemberEdits {
   return kvFromPrefill ? KV_FROM_PREFILL : ALWAYS;
 }
 
-/** A parsed answer, or an event, without what clients do not get. Adds the names of what it should have to `leftOut`. */
+/**
+ * A parsed answer, or an event, without what clients do not get. Adds the names of what it should
+ * have to `leftOut`.
+ */
 export function hideMembers(
   body: Fields,
   kvFromPrefill: boolean,

@@ -10,7 +10,10 @@ export interface AnsweredPart extends RequestPart {
   readonly answer: LegAnswer;
 }
 
-/** The part whose answer failed. Several parts may share a URL (the ranks of a data-parallel server), so the error alone does not identify the part. */
+/**
+ * The part whose answer failed. Several parts may share a URL (the ranks of a data-parallel
+ * server), so the error alone does not identify the part.
+ */
 export class PartFailure {
   constructor(
     readonly part: AnsweredPart,
@@ -34,7 +37,12 @@ export function readAllParts<T>(
   );
 }
 
-/** The id of the merged answer: that of a part's answer, with the client's request id in it. `cmpl-ID-0` becomes `cmpl-ID`. */
+/**
+ * The id of the merged answer: that of a part's answer, with the client's request id in it.
+ * `cmpl-ID-0` becomes `cmpl-ID`.
+ */
 export function mergedId(id: unknown, part: AnsweredPart | undefined, requestId: string): unknown {
-  return typeof id === "string" && part !== undefined ? id.replace(part.requestId, () => requestId) : id;
+  return typeof id === "string" && part !== undefined
+    ? id.replace(part.requestId, () => requestId)
+    : id;
 }

@@ -7,13 +7,16 @@ export type CachedTokens = () => Promise<number | undefined>;
 type Fields = Record<string, unknown>;
 
 /**
- * A usage with P's cached tokens. In push, D counts all that it got from P as cached: vLLM tells it P's number with the KV parameters of pull alone. Where P's number is not known,
- * there is none.
+ * A usage with P's cached tokens. In push, D counts all that it got from P as cached: vLLM tells it
+ * P's number with the KV parameters of pull alone. Where P's number is not known, there is none.
  */
 export function withCachedTokens(usage: Usage, cached: number | undefined): Usage {
   const changed = { ...usage };
   if (isObject(usage.prompt_tokens_details))
-    changed.prompt_tokens_details = { ...usage.prompt_tokens_details, cached_tokens: cached ?? null };
+    changed.prompt_tokens_details = {
+      ...usage.prompt_tokens_details,
+      cached_tokens: cached ?? null,
+    };
   // Its clients want a number.
   if (isObject(usage.input_tokens_details))
     changed.input_tokens_details = { ...usage.input_tokens_details, cached_tokens: cached ?? 0 };
@@ -30,7 +33,10 @@ function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** Puts P's cached tokens into the JSON text of a usage. Asks for them only where the usage has some. */
+/**
+ * Puts P's cached tokens into the JSON text of a usage. Asks for them only where the usage has
+ * some.
+ */
 export function cachedTokensEdit(cachedTokens: CachedTokens): ValueEdit {
   return (text) => {
     if (!MARKS.some((mark) => text.includes(mark))) return text;

@@ -134,7 +134,9 @@ test("the first event is an answer as soon as it can be nothing else, and unknow
 test("finds the error in an event's data, and its status", () => {
   const data = '{"error": {"message": "no KV", "code": 500}}';
   expect(streamedError(data)).toEqual({ status: 500, body: data });
-  expect(streamedError('{"error": {"message": "x", "code": "KV_LEASE_EXPIRED"}}')?.status).toBe(502);
+  expect(streamedError('{"error": {"message": "x", "code": "KV_LEASE_EXPIRED"}}')?.status).toBe(
+    502,
+  );
   expect(streamedError('{"type":"error","error":{"type":"overloaded_error"}}')?.status).toBe(503);
   expect(streamedError('{"id":"1","error":null}')).toBeUndefined();
   expect(streamedError('{"error": {"mess')).toBeUndefined();

@@ -20,8 +20,9 @@ const BOM = "\ufeff";
 const NOTHING = Buffer.alloc(0);
 
 /**
- * Reads the events of a stream, whose chunks may end anywhere: in a character, or between CR and LF. Lines end with LF, CRLF or CR. Comments, events
- * without data and other fields are dropped, and so is a byte order mark.
+ * Reads the events of a stream, whose chunks may end anywhere: in a character, or between CR and
+ * LF. Lines end with LF, CRLF or CR. Comments, events without data and other fields are dropped,
+ * and so is a byte order mark.
  */
 export class EventReader {
   readonly #limitBytes: number;
@@ -40,7 +41,10 @@ export class EventReader {
     this.#limitBytes = limitBytes;
   }
 
-  /** What is wrong with the stream: an event above the limit, after which nothing more is read. Undefined for nothing. */
+  /**
+   * What is wrong with the stream: an event above the limit, after which nothing more is read.
+   * Undefined for nothing.
+   */
   get problem(): string | undefined {
     return this.#problem;
   }
@@ -57,7 +61,8 @@ export class EventReader {
       from = bytes[end] === CR && bytes[end + 1] === LF ? end + 2 : end + 1;
     }
     if (bytes.length > 0) this.#endsWithCr = bytes[bytes.length - 1] === CR;
-    if (from < bytes.length && !this.#isAbove(bytes.length - from)) this.#line.push(bytes.subarray(from));
+    if (from < bytes.length && !this.#isAbove(bytes.length - from))
+      this.#line.push(bytes.subarray(from));
     return events;
   }
 
@@ -120,21 +125,30 @@ export class EventReader {
 
 /** The bytes, not copied. */
 export function asBuffer(bytes: Uint8Array): Buffer {
-  return Buffer.isBuffer(bytes) ? bytes : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  return Buffer.isBuffer(bytes)
+    ? bytes
+    : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
 /** Position of the next CR or LF; -1 where there is none. */
 function lineEnd(bytes: Buffer, from: number, hasCr: boolean): number {
   if (!hasCr) return bytes.indexOf(LF, from);
-  for (let at = from; at < bytes.length; at += 1) if (bytes[at] === LF || bytes[at] === CR) return at;
+  for (let at = from; at < bytes.length; at += 1)
+    if (bytes[at] === LF || bytes[at] === CR) return at;
   return -1;
 }
 
-/** A line as field and value; one blank after the colon is no part of the value. A comment has an empty name. */
+/**
+ * A line as field and value; one blank after the colon is no part of the value. A comment has an
+ * empty name.
+ */
 export function fieldOf(line: string): { readonly name: string; readonly value: string } {
   const colon = line.indexOf(":");
   if (colon === -1) return { name: line, value: "" };
-  return { name: line.slice(0, colon), value: line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1) };
+  return {
+    name: line.slice(0, colon),
+    value: line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1),
+  };
 }
 
 /** As much as tells what an event is. */
@@ -150,7 +164,10 @@ export type StreamBegin = "answer" | "error" | "done";
 /** The begin of nearly every stream, which tells that it is an answer. */
 const ANSWER_BEGIN = /^(?:event: (?!error\n)[\w.]+\n)?data: \{"(?!error")\w+"/;
 
-/** Finds out what the first event of a stream is, comments and events without data before it skipped. */
+/**
+ * Finds out what the first event of a stream is, comments and events without data before it
+ * skipped.
+ */
 export class FirstEvent {
   /** Of a stream whose first bytes do not tell it. */
   #reader: EventReader | undefined = undefined;
@@ -166,7 +183,10 @@ export class FirstEvent {
     this.#limitBytes = limitBytes;
   }
 
-  /** Undefined while it is unknown. An error and `[DONE]` are known at their end, an answer from the bytes that tell it from them. */
+  /**
+   * Undefined while it is unknown. An error and `[DONE]` are known at their end, an answer from the
+   * bytes that tell it from them.
+   */
   get kind(): StreamBegin | undefined {
     return this.#kind;
   }
@@ -180,10 +200,12 @@ export class FirstEvent {
   push(chunk: Uint8Array): boolean {
     const leftBytes = this.#limitBytes - this.#readBytes;
     if (this.#kind !== undefined || leftBytes === 0) return true;
-    const bytes = chunk.length <= leftBytes ? asBuffer(chunk) : asBuffer(chunk).subarray(0, leftBytes);
+    const bytes =
+      chunk.length <= leftBytes ? asBuffer(chunk) : asBuffer(chunk).subarray(0, leftBytes);
     const isFirst = this.#readBytes === 0;
     this.#readBytes += bytes.length;
-    if (isFirst && ANSWER_BEGIN.test(bytes.toString("latin1", 0, BEGIN_BYTES))) this.#kind = "answer";
+    if (isFirst && ANSWER_BEGIN.test(bytes.toString("latin1", 0, BEGIN_BYTES)))
+      this.#kind = "answer";
     else {
       this.#reader ??= new EventReader(Number.POSITIVE_INFINITY);
       this.#take(this.#reader.push(bytes));
@@ -223,12 +245,19 @@ export interface StreamedError {
   readonly body: string;
 }
 
-/** Reads the error that vLLM streams under status 200 for a failure before the first token. Undefined where the data is none. */
+/**
+ * Reads the error that vLLM streams under status 200 for a failure before the first token.
+ * Undefined where the data is none.
+ */
 export function streamedError(data: string): StreamedError | undefined {
   const body = data.trim();
   try {
-    const { code, type } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown; type?: unknown };
-    const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
+    const { code, type } = JSON.parse(rawMember(body, "error") ?? "{}") as {
+      code?: unknown;
+      type?: unknown;
+    };
+    const isStatus =
+      typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
     return { status: isStatus ? code : (STATUS_OF_TYPE[String(type)] ?? 502), body };
   } catch {
     return undefined;

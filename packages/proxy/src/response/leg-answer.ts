@@ -20,7 +20,10 @@ import { FirstEvent, streamedError } from "./event-stream.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** An instance's answer, checked as far as its first bytes allow. Nothing of it has left for the client. */
+/**
+ * An instance's answer, checked as far as its first bytes allow. Nothing of it has left for the
+ * client.
+ */
 export interface LegAnswer extends AnswerTraits {
   /** Whoever passes the answer on ends the visit. */
   readonly visit: Visit;
@@ -29,7 +32,9 @@ export interface LegAnswer extends AnswerTraits {
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
   readonly rest: AsyncIterator<Uint8Array, undefined> | undefined;
-  /** The prefill worker's answer, where its log probabilities of the prompt belong into this one. */
+  /**
+   * The prefill worker's answer, where its log probabilities of the prompt belong into this one.
+   */
   readonly promptAnswer?: Fields | undefined;
   /** Closes the connection, unless the body has ended. */
   discard(): void;
@@ -42,7 +47,10 @@ export interface AnswerTarget {
   readonly deadline: Deadline;
   readonly record: RequestRecord;
   readonly response: ServerResponse;
-  /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
+  /**
+   * True when the head of the answer has left, and the answer is an event stream. A failure is then
+   * reported as an event.
+   */
   eventStreamStarted: boolean;
 }
 
@@ -57,8 +65,14 @@ export interface AnswerBegin {
   readonly firstEvent: FirstEvent | undefined;
 }
 
-/** Reads of a stream as much as tells whether its first event is an error, of another answer at most `limitBytes`. Rejects with the error of the body. */
-export async function readAnswerBegin(answer: UpstreamAnswer, limitBytes: number): Promise<AnswerBegin> {
+/**
+ * Reads of a stream as much as tells whether its first event is an error, of another answer at most
+ * `limitBytes`. Rejects with the error of the body.
+ */
+export async function readAnswerBegin(
+  answer: UpstreamAnswer,
+  limitBytes: number,
+): Promise<AnswerBegin> {
   const { status, headers, body } = answer;
   const eventStream = isEventStream(headers["content-type"]);
   const buffered = body.readBuffered(limitBytes);
@@ -69,7 +83,8 @@ export async function readAnswerBegin(answer: UpstreamAnswer, limitBytes: number
   const firstEvent = new FirstEvent(limitBytes);
   if (buffered !== undefined) firstEvent.push(buffered.bytes);
   const begin =
-    buffered ?? (await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
+    buffered ??
+    (await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
   if (begin.complete) firstEvent.end();
   return { answer, eventStream, ...begin, firstEvent };
 }
@@ -85,8 +100,9 @@ export interface AnswerExpected {
 }
 
 /**
- * Checks the begin of an answer: status 200 promises one, so an empty one, or one without choices, is a failure. A stream whose first event
- * is an error becomes an error answer. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * Checks the begin of an answer: status 200 promises one, so an empty one, or one without choices,
+ * is a failure. A stream whose first event is an error becomes an error answer. Errors:
+ * `KV_PROXY_UPSTREAM_FAILED`.
  */
 export function readLegAnswer(
   endpoint: Endpoint,
@@ -116,31 +132,59 @@ export function readLegAnswer(
   }
   if (status === 200 && eventStream !== streamed) {
     const type = eventStream ? "an event stream" : "no event stream";
-    throw badAnswer(role, url, `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`);
+    throw badAnswer(
+      role,
+      url,
+      `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`,
+    );
   }
-  if (status === 200 && bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
-  if (firstEvent?.kind === "done") throw badAnswer(role, url, "answered 200 with a stream without choices");
-  if (status === 200 && !eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
+  if (status === 200 && bytes.length === 0)
+    throw badAnswer(role, url, "answered 200 with an empty body");
+  if (firstEvent?.kind === "done")
+    throw badAnswer(role, url, "answered 200 with a stream without choices");
+  if (status === 200 && !eventStream && complete)
+    validateAnswer(endpoint, role, url, bytes, onePart);
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   const rest = complete ? undefined : answer.body;
-  return { visit, status, headers, eventStream, onePart, kvFromPrefill, held: bytes, rest, discard };
+  return {
+    visit,
+    status,
+    headers,
+    eventStream,
+    onePart,
+    kvFromPrefill,
+    held: bytes,
+    rest,
+    discard,
+  };
 }
 
-/** Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding, although the leg accepts none. */
-export function requireReadable(role: Role, url: string, { status, headers, discard }: UpstreamAnswer): void {
+/**
+ * Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding,
+ * although the leg accepts none.
+ */
+export function requireReadable(
+  role: Role,
+  url: string,
+  { status, headers, discard }: UpstreamAnswer,
+): void {
   const coding = String(headers["content-encoding"] ?? "");
-  if (coding === "" || coding.toLowerCase() === "identity" || (status >= 400 && status < 500)) return;
+  if (coding === "" || coding.toLowerCase() === "identity" || (status >= 400 && status < 500))
+    return;
   discard();
   throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
 /** Whether a `content-type` is that of server-sent events. */
 function isEventStream(contentType: string | string[] | undefined): boolean {
-  return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
+  return (
+    typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream")
+  );
 }
 
 /**
- * The next chunk of an answer; undefined at its end. The deadline aborts when none comes for `stallMs`. Errors: those of the body.
+ * The next chunk of an answer; undefined at its end. The deadline aborts when none comes for
+ * `stallMs`. Errors: those of the body.
  */
 export async function readChunk(
   { rest, visit }: LegAnswer,
@@ -161,17 +205,30 @@ export function endedVisit(instance: Instance): Visit {
 }
 
 /**
- * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and one copy, so the answer must have one
- * choice. A response of the Responses API may have an empty output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and
+ * one copy, so the answer must have one choice. A response of the Responses API may have an empty
+ * output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
  */
-function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, onePart: boolean): void {
+function validateAnswer(
+  endpoint: Endpoint,
+  role: Role,
+  url: string,
+  bytes: Buffer,
+  onePart: boolean,
+): void {
   let body: unknown;
   try {
     body = JSON.parse(bytes.toString("utf8"));
   } catch (cause) {
-    throw badAnswer(role, url, `answered 200 with a body that is not JSON (${bytes.length} bytes)`, cause);
+    throw badAnswer(
+      role,
+      url,
+      `answered 200 with a body that is not JSON (${bytes.length} bytes)`,
+      cause,
+    );
   }
-  const named = endpoint === "/v1/responses" ? "output" : endpoint === "/v1/messages" ? "content" : undefined;
+  const named =
+    endpoint === "/v1/responses" ? "output" : endpoint === "/v1/messages" ? "content" : undefined;
   if (named === undefined) validateChoices(role, url, body, onePart);
   else if (!Array.isArray((body as Fields | null)?.[named]))
     throw badAnswer(role, url, `answered 200 without ${named}`);
@@ -185,7 +242,11 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
   if (!choices.every(isObject))
     throw badAnswer(role, url, "answered 200 with a choice that is not an object");
   if (onePart && choices.length > 1)
-    throw badAnswer(role, url, `answered 200 with ${choices.length} choices where one was requested`);
+    throw badAnswer(
+      role,
+      url,
+      `answered 200 with ${choices.length} choices where one was requested`,
+    );
   const [first] = choices as readonly Fields[];
   if (onePart && (first?.index ?? 0) !== 0)
     throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
@@ -224,7 +285,10 @@ export interface PrefillError {
   readonly answer: LegAnswer;
 }
 
-/** Reads a prefill worker's complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED` for an answer that no decode worker could use. */
+/**
+ * Reads a prefill worker's complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED` for an answer that
+ * no decode worker could use.
+ */
 export function readPrefillAnswer(
   instance: Instance,
   answer: UpstreamAnswer,
@@ -235,15 +299,28 @@ export function readPrefillAnswer(
   const { status, headers, discard } = answer;
   if (status >= 400) {
     const visit = endedVisit(instance);
-    const error = { visit, status, headers, eventStream: false, onePart: true, held: body, rest: undefined };
+    const error = {
+      visit,
+      status,
+      headers,
+      eventStream: false,
+      onePart: true,
+      held: body,
+      rest: undefined,
+    };
     return { kind: "error", instance, answer: { ...error, kvFromPrefill: false, discard } };
   }
   if (status !== 200)
-    throw badAnswer("prefill", url, `answered with status ${status}, which the proxy does not follow`);
+    throw badAnswer(
+      "prefill",
+      url,
+      `answered with status ${status}, which the proxy does not follow`,
+    );
   const text = body.toString("utf8");
   const fields = parseObject(url, text, body.length);
   const { kv_transfer_params: params } = fields;
-  // With any other value than `true`, a decode worker would compute the prompt itself without an error.
+  // With any other value than `true`, a decode worker would compute the prompt itself without an
+  // error.
   const hasKv = isObject(params) && params.do_remote_prefill === true;
   const kvTransferParams = hasKv ? rawMember(text, "kv_transfer_params") : undefined;
   if (kvTransferParams === undefined) return { kind: "no-kv", instance };
@@ -257,13 +334,18 @@ export function readPrefillAnswer(
   return { kind: "kv", instance, kvTransferParams, fields, atMs };
 }
 
-/** A decode worker's answer, with the prefill worker's where the client is to get log probabilities of the prompt. */
+/**
+ * A decode worker's answer, with the prefill worker's where the client is to get log probabilities
+ * of the prompt.
+ */
 export function withPromptAnswer(
   answer: LegAnswer,
   { promptFields }: GenerationRequest,
   { fields }: PrefilledKv,
 ): LegAnswer {
-  return promptFields === "none" || answer.status !== 200 ? answer : { ...answer, promptAnswer: fields };
+  return promptFields === "none" || answer.status !== 200
+    ? answer
+    : { ...answer, promptAnswer: fields };
 }
 
 function parseObject(url: string, text: string, lengthBytes: number): Fields {
@@ -274,17 +356,28 @@ function parseObject(url: string, text: string, lengthBytes: number): Fields {
     const problem = `answered 200 with a body that is not JSON (${lengthBytes} bytes)`;
     throw badAnswer("prefill", url, problem, cause);
   }
-  if (!isObject(fields)) throw badAnswer("prefill", url, "answered 200 with JSON that is not an object");
+  if (!isObject(fields))
+    throw badAnswer("prefill", url, "answered 200 with JSON that is not an object");
   return fields;
 }
 
-/** Longer answers leave in pieces of this length, so that a client that reads slowly is told from one that does not read. */
+/**
+ * Longer answers leave in pieces of this length, so that a client that reads slowly is told from
+ * one that does not read.
+ */
 const PIECE_BYTES = 256 * 1024;
 /** Up to this length Node writes a string together with the headers, without a copy on the heap. */
 const SINGLE_WRITE_BYTES = 8 * 1024;
 
-/** Resolves when the client has read what was written. The deadline aborts when it reads nothing for `stallMs`; rejects with the reason. */
-export function drained(response: ServerResponse, deadline: Deadline, stallMs: number): Promise<void> {
+/**
+ * Resolves when the client has read what was written. The deadline aborts when it reads nothing for
+ * `stallMs`; rejects with the reason.
+ */
+export function drained(
+  response: ServerResponse,
+  deadline: Deadline,
+  stallMs: number,
+): Promise<void> {
   deadline.startPhase("waiting for the client to read its answer", stallMs);
   return new Promise((resolve, reject) => {
     const onDrain = () => {
@@ -301,9 +394,10 @@ export function drained(response: ServerResponse, deadline: Deadline, stallMs: n
 }
 
 /**
- * Writes one instance's answer to the client, byte for byte and no faster than the client reads, and ends the visit. Returns the failure
- * that the instance reported in its stream: the client has received it, and the request counts as failed. An answer that breaks off is an
- * error. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * Writes one instance's answer to the client, byte for byte and no faster than the client reads,
+ * and ends the visit. Returns the failure that the instance reported in its stream: the client has
+ * received it, and the request counts as failed. An answer that breaks off is an error. Errors:
+ * `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
   client: AnswerTarget,
@@ -314,7 +408,10 @@ export async function streamResponse(
   const { visit, rest, eventStream, cachedTokens, held } = answer;
   const { role, url } = visit.instance;
   const isPlain =
-    rest === undefined && !eventStream && cachedTokens === undefined && !HIDDEN.test(held.toString("latin1"));
+    rest === undefined &&
+    !eventStream &&
+    cachedTokens === undefined &&
+    !HIDDEN.test(held.toString("latin1"));
   const filter = isPlain ? undefined : new AnswerFilter(client.request.endpoint, answer);
   let lengthBytes = 0;
 
@@ -329,7 +426,8 @@ export async function streamResponse(
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
     for (; bytes.length - at > PIECE_BYTES; at += PIECE_BYTES) {
-      if (!response.write(bytes.subarray(at, at + PIECE_BYTES))) await drained(response, deadline, stallMs);
+      if (!response.write(bytes.subarray(at, at + PIECE_BYTES)))
+        await drained(response, deadline, stallMs);
     }
     response.end(bytes.subarray(at));
   }
@@ -352,7 +450,8 @@ export async function streamResponse(
       if (passing.length <= SINGLE_WRITE_BYTES) response.end(passing.toString("latin1"), "latin1");
       else await end(passing);
     } else {
-      // A stream may end with an error event that the instance has not counted, and members are hidden as they pass.
+      // A stream may end with an error event that the instance has not counted, and members are
+      // hidden as they pass.
       delete headers["content-length"];
       response.writeHead(answer.status, headers);
       client.eventStreamStarted = eventStream;
@@ -379,7 +478,11 @@ export async function streamResponse(
     return reported;
   } catch (thrown) {
     answer.discard();
-    const error = KvError.from(deadline.reasonOr(thrown), "KV_INTERNAL", "the answer could not be passed on");
+    const error = KvError.from(
+      deadline.reasonOr(thrown),
+      "KV_INTERNAL",
+      "the answer could not be passed on",
+    );
     if (deadline.aborted) visit.abandoned();
     else visit.failed(error);
     throw error;
@@ -388,30 +491,44 @@ export async function streamResponse(
   }
 }
 
-/** How many tokens of the prompt P had cached by its answer, from where D takes it in pull, or from P's usage; undefined where P does not say so. */
+/**
+ * How many tokens of the prompt P had cached by its answer, from where D takes it in pull, or from
+ * P's usage; undefined where P does not say so.
+ */
 export function cachedTokensOf(prefillAnswer: Fields): number | undefined {
   const { kv_transfer_params: params, usage } = prefillAnswer;
   if (isObject(params) && typeof params.remote_prefill_cached_tokens === "number")
     return params.remote_prefill_cached_tokens;
   const details = isObject(usage) ? usage.prompt_tokens_details : undefined;
-  return isObject(details) && typeof details.cached_tokens === "number" ? details.cached_tokens : undefined;
+  return isObject(details) && typeof details.cached_tokens === "number"
+    ? details.cached_tokens
+    : undefined;
 }
 
 /** What a decode leg has shown of the KV that a prefill worker holds for it. */
 export class KvUse {
   #state: "unseen" | "unsure" | "taken" = "unseen";
 
-  /** An instance may have the parameters. It frees the blocks itself when its connection ends: a release could free them while it reads. */
+  /**
+   * An instance may have the parameters. It frees the blocks itself when its connection ends: a
+   * release could free them while it reads.
+   */
   readonly sent = (): void => {
     this.#state = "taken";
   };
 
-  /** An instance has answered, and not with a generation. A status below 500 and 501 come from its HTTP layer, or from a gateway before it. */
+  /**
+   * An instance has answered, and not with a generation. A status below 500 and 501 come from its
+   * HTTP layer, or from a gateway before it.
+   */
   refused(status: number): void {
     this.#state = (status !== 200 && status < 500) || status === 501 ? "unseen" : "unsure";
   }
 
-  /** The answer with this status could not be read. A 200 that breaks off, or is aborted, may be a generation. */
+  /**
+   * The answer with this status could not be read. A 200 that breaks off, or is aborted, may be a
+   * generation.
+   */
   failed(status: number, error: unknown): void {
     if (status !== 200 || isBadAnswer(error)) this.refused(status);
   }

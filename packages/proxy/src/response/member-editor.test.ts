@@ -26,19 +26,32 @@ async function edit(text: string, cuts: readonly number[], isStream: boolean): P
 const everyCut = (text: string) => Array.from(Buffer.from(text).keys(), (at) => [at]);
 
 test.each([
-  ["in objects and lists", '{"a":[{"hidden":[1,{"b":"]"}],"c":"é"}]}', '{"a":[{"hidden":null,"c":"é"}]}'],
+  [
+    "in objects and lists",
+    '{"a":[{"hidden":[1,{"b":"]"}],"c":"é"}]}',
+    '{"a":[{"hidden":null,"c":"é"}]}',
+  ],
   ["blanks", '{ "hidden" :\n {"a": 1} ,"b":2}', '{ "hidden" :\n null ,"b":2}'],
-  ["numbers and null", '{"hidden":-1.5e3,"also_hidden":null}', '{"hidden":null,"also_hidden":null}'],
+  [
+    "numbers and null",
+    '{"hidden":-1.5e3,"also_hidden":null}',
+    '{"hidden":null,"also_hidden":null}',
+  ],
   ["a string with quotes", String.raw`{"hidden":"a\\\"b","c":1}`, '{"hidden":null,"c":1}'],
   ["names in values", String.raw`["hidden",{"a":"hidden","b":"\"hidden\":{}"}]`, undefined],
   ["a value that an edit reads", '{"usage":{"é":[1]}}', '{"usage":{"é":[2]}}'],
   ["a value that breaks off", '{"a":1,"usage":{"b":', undefined],
 ])("JSON, wherever it is cut: %s", async (_what, text, expected = text) => {
-  for (const cuts of everyCut(text)) expect([cuts, await edit(text, cuts, false)]).toEqual([cuts, expected]);
+  for (const cuts of everyCut(text))
+    expect([cuts, await edit(text, cuts, false)]).toEqual([cuts, expected]);
 });
 
 test.each([
-  ["lines of other fields", 'event: "hidden":{}\n: "hidden":[\ndata:{"hidden":1}\n\n', '{"hidden":null}'],
+  [
+    "lines of other fields",
+    'event: "hidden":{}\n: "hidden":[\ndata:{"hidden":1}\n\n',
+    '{"hidden":null}',
+  ],
   ["a byte order mark", '\ufeffdata: {"hidden":"a"}\n\n', '{"hidden":null}'],
   [
     "a value of several lines",
@@ -53,7 +66,8 @@ test.each([
       const given = text.replaceAll("\n", end);
       const edited = (await edit(given, cuts, true)).replaceAll(end, "\n");
       // What was held of a value that breaks off leaves with the line that ends the event.
-      const same = data === undefined ? edited.replace('{"usage":\n{"a":1', '{"usage":{"a":1\n') : edited;
+      const same =
+        data === undefined ? edited.replace('{"usage":\n{"a":1', '{"usage":{"a":1\n') : edited;
       expect([end, cuts, same]).toEqual([end, cuts, expected]);
     }
 });

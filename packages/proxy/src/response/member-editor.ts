@@ -1,6 +1,8 @@
 import { asBuffer } from "./event-stream.js";
 
-/** Gives the JSON text that takes the place of a member's value, of which `value` is the JSON text. */
+/**
+ * Gives the JSON text that takes the place of a member's value, of which `value` is the JSON text.
+ */
 export type ValueEdit = (value: string) => string | Promise<string>;
 
 /** Edits by the names of members. `null`: the value becomes `null`, however long it is. */
@@ -11,7 +13,10 @@ type Piece = Buffer | Promise<Buffer>;
 type Place = "outside" | "before-colon" | "before-value" | "in-string" | "in-nested" | "in-literal";
 /** Where in a line of a stream. `other`: a line that is no data. */
 type LinePart = "begin" | "data" | "other";
-/** What becomes of a character: `last` drops it as the last one of a value, `after` passes it as the first one behind. */
+/**
+ * What becomes of a character: `last` drops it as the last one of a value, `after` passes it as the
+ * first one behind.
+ */
 type Fate = "pass" | "drop" | "last" | "after";
 
 const LF = 0x0a;
@@ -53,8 +58,10 @@ function searchFor(names: readonly string[]): Search {
 }
 
 /**
- * Changes the values of members in JSON, or in the data of a stream's events, wherever the chunks end, and passes all other bytes as they came. Lines may end with LF,
- * CR or CRLF, and data may have several lines. The members may be at any depth. Quotes inside of strings are escaped, so no string is taken for a name.
+ * Changes the values of members in JSON, or in the data of a stream's events, wherever the chunks
+ * end, and passes all other bytes as they came. Lines may end with LF, CR or CRLF, and data may
+ * have several lines. The members may be at any depth. Quotes inside of strings are escaped, so no
+ * string is taken for a name.
  */
 export class MemberEditor {
   readonly #edits: MemberEdits;
@@ -101,7 +108,8 @@ export class MemberEditor {
     const bytes = asBuffer(chunk);
     const isPlain = this.#place === "outside" && this.#tail === "";
     if (isPlain && !this.#marks.some((mark) => bytes.includes(mark))) {
-      if (bytes.length > 0 && bytes[bytes.length - 1] !== LF) this.#keepLine(bytes.toString("latin1"));
+      if (bytes.length > 0 && bytes[bytes.length - 1] !== LF)
+        this.#keepLine(bytes.toString("latin1"));
       return bytes;
     }
     // Latin-1 maps each byte to one character.
@@ -140,7 +148,11 @@ export class MemberEditor {
     const searched = before + text;
     this.#names.lastIndex = from;
     let to = text.length;
-    for (let found = this.#names.exec(searched); found !== null; found = this.#names.exec(searched)) {
+    for (
+      let found = this.#names.exec(searched);
+      found !== null;
+      found = this.#names.exec(searched)
+    ) {
       const end = this.#names.lastIndex - before.length;
       // One that ends in the tail was found before.
       if (end <= 0 || !this.#isData(text, found.index - before.length)) continue;
@@ -159,7 +171,8 @@ export class MemberEditor {
   /** Whether a position of the text is in a line of data. A negative one is in the tail. */
   #isData(text: string, at: number): boolean {
     if (!this.#isStream) return true;
-    const begin = at <= 0 ? 0 : Math.max(text.lastIndexOf("\n", at), text.lastIndexOf("\r", at)) + 1;
+    const begin =
+      at <= 0 ? 0 : Math.max(text.lastIndexOf("\n", at), text.lastIndexOf("\r", at)) + 1;
     const head = (begin === 0 ? this.#head : "") + text.slice(begin, begin + HEAD_LENGTH);
     return DATA_LINE.test(head);
   }
@@ -189,14 +202,19 @@ export class MemberEditor {
     return text.length;
   }
 
-  /** Goes on outside. What takes the place of a whole value leaves; a value that its event has cut off leaves as it came. */
+  /**
+   * Goes on outside. What takes the place of a whole value leaves; a value that its event has cut
+   * off leaves as it came.
+   */
   #endMember(kept: Piece[]): void {
     const edit = this.#edits[this.#name];
     if (this.#hasValue && edit === null) kept.push(NULL);
     else if (this.#hasValue && edit) {
       const value = Buffer.from(this.#value, "latin1").toString();
       const edited = edit(value);
-      kept.push(typeof edited === "string" ? Buffer.from(edited) : edited.then((text) => Buffer.from(text)));
+      kept.push(
+        typeof edited === "string" ? Buffer.from(edited) : edited.then((text) => Buffer.from(text)),
+      );
     } else if (this.#value !== "") kept.push(this.end());
     this.#place = "outside";
     this.#value = "";
@@ -222,7 +240,10 @@ export class MemberEditor {
     }
   }
 
-  /** What becomes of a character of a stream that is not of the data; undefined for one that is. The end of an event ends the member too. */
+  /**
+   * What becomes of a character of a stream that is not of the data; undefined for one that is. The
+   * end of an event ends the member too.
+   */
   #readLine(code: number): Fate | undefined {
     if (code === LF || code === CR) {
       const isRestOfCrLf = code === LF && this.#endsWithCr;

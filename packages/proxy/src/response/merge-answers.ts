@@ -1,4 +1,9 @@
-import { answerHeaders, changedBodyHeaders, type Fleet, LEFT_OUT_HEADER } from "@kv/fleet/front-end";
+import {
+  answerHeaders,
+  changedBodyHeaders,
+  type Fleet,
+  LEFT_OUT_HEADER,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
@@ -13,8 +18,9 @@ import { sumUsage, type Usage } from "./sum-usage.js";
 type Fields = Record<string, unknown>;
 
 /**
- * Merges the answers of a request's parts into one, writes it to the client, and ends the parts' visits. Where the answer of one part fails, only
- * its instance counts a failure. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * Merges the answers of a request's parts into one, writes it to the client, and ends the parts'
+ * visits. Where the answer of one part fails, only its instance counts a failure. Errors:
+ * `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
   { settings, fleet }: { readonly settings: ProxySettings; readonly fleet: Fleet },
@@ -44,7 +50,10 @@ export async function mergeAnswers(
   }
 }
 
-/** One JSON answer: the choices in the order of prompts and copies, the usage summed, and all other members from the first answer. */
+/**
+ * One JSON answer: the choices in the order of prompts and copies, the usage summed, and all other
+ * members from the first answer.
+ */
 async function mergeJson(
   { limits, timeouts }: Pick<ProxySettings, "limits" | "timeouts">,
   client: AnswerTarget,
@@ -52,7 +61,9 @@ async function mergeJson(
 ): Promise<void> {
   const { response, requestId, record } = client;
   const budget = { leftBytes: limits.mergedAnswerLengthBytes, leftOut: new Set<string>() };
-  const bodies = await readAllParts(parts, (part) => readJsonAnswer(part, budget, timeouts.stallMs));
+  const bodies = await readAllParts(parts, (part) =>
+    readJsonAnswer(part, budget, timeouts.stallMs),
+  );
   const [first] = bodies;
   const choices = bodies
     .flatMap((body) => body.choices as Fields[])
@@ -99,7 +110,10 @@ async function readJsonAnswer(
   }
   validateChoices("decode", url, fields, true);
   if (answer.cachedTokens !== undefined && fields.usage != null)
-    fields = { ...fields, usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()) };
+    fields = {
+      ...fields,
+      usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()),
+    };
   fields = hideMembers(fields, answer.kvFromPrefill, budget.leftOut);
   return mergePromptLogprobs(part.request, fields, answer.promptAnswer);
 }

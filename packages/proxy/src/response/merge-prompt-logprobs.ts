@@ -2,7 +2,10 @@ import type { GenerationRequest } from "@kv/fleet/front-end";
 
 type Fields = Record<string, unknown>;
 
-/** Puts the prompt's log probabilities, from the prefill answer `prompt`, into a decode worker's complete answer. */
+/**
+ * Puts the prompt's log probabilities, from the prefill answer `prompt`, into a decode worker's
+ * complete answer.
+ */
 export function mergePromptLogprobs(
   request: GenerationRequest,
   body: Fields,
@@ -14,7 +17,10 @@ export function mergePromptLogprobs(
     case "prompt-logprobs":
       if (request.endpoint === "/v1/chat/completions")
         return { ...body, prompt_logprobs: prompt.prompt_logprobs ?? null };
-      return mapChoices(body, (choice) => ({ ...choice, prompt_logprobs: source.prompt_logprobs ?? null }));
+      return mapChoices(body, (choice) => ({
+        ...choice,
+        prompt_logprobs: source.prompt_logprobs ?? null,
+      }));
     case "echo":
       return mapChoices(body, (choice) => ({
         ...withPrompt(choice, source),
@@ -25,7 +31,10 @@ export function mergePromptLogprobs(
   }
 }
 
-/** The same for each chunk of a stream: the prompt goes before the first chunk's text, and its length is added to all text offsets. */
+/**
+ * The same for each chunk of a stream: the prompt goes before the first chunk's text, and its
+ * length is added to all text offsets.
+ */
 export function promptLogprobsMerger(
   request: GenerationRequest,
   prompt: Readonly<Fields> | undefined,
@@ -46,7 +55,9 @@ function firstChoice(answer: Readonly<Fields>): Fields {
 }
 
 function mapChoices(body: Fields, change: (choice: Fields) => Fields): Fields {
-  return Array.isArray(body.choices) ? { ...body, choices: (body.choices as Fields[]).map(change) } : body;
+  return Array.isArray(body.choices)
+    ? { ...body, choices: (body.choices as Fields[]).map(change) }
+    : body;
 }
 
 interface Logprobs {
@@ -60,7 +71,8 @@ function withPrompt(choice: Fields, source: Fields): Fields {
   const before = source.logprobs as Logprobs | null | undefined;
   const after = shifted(choice.logprobs, promptLength(source)) as Logprobs | null | undefined;
   const text = `${String(source.text ?? "")}${String(choice.text ?? "")}`;
-  if (before == null || after == null) return { ...choice, text, logprobs: after ?? before ?? null };
+  if (before == null || after == null)
+    return { ...choice, text, logprobs: after ?? before ?? null };
   const logprobs = {
     ...after,
     text_offset: [...before.text_offset, ...after.text_offset],
@@ -78,6 +90,10 @@ function promptLength(source: Fields): number {
 }
 
 function shifted(logprobs: unknown, by: number): unknown {
-  if (typeof logprobs !== "object" || logprobs === null || !("text_offset" in logprobs)) return logprobs;
-  return { ...logprobs, text_offset: (logprobs.text_offset as number[]).map((offset) => offset + by) };
+  if (typeof logprobs !== "object" || logprobs === null || !("text_offset" in logprobs))
+    return logprobs;
+  return {
+    ...logprobs,
+    text_offset: (logprobs.text_offset as number[]).map((offset) => offset + by),
+  };
 }

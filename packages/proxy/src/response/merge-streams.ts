@@ -24,8 +24,9 @@ interface PartState {
 }
 
 /**
- * Merges the event streams of a request's parts into one, as events come, with one usage event and one `[DONE]`. What has come before the merge passes in `turns` with other
- * work: that may be the whole streams of hundreds of parts.
+ * Merges the event streams of a request's parts into one, as events come, with one usage event and
+ * one `[DONE]`. What has come before the merge passes in `turns` with other work: that may be the
+ * whole streams of hundreds of parts.
  */
 export function mergeStreams(
   settings: Settings,
@@ -79,7 +80,10 @@ class StreamMerge {
     const { url } = answer.visit.instance;
     const reader = new EventReader(limits.eventLengthBytes);
     const state: PartState = {
-      ...{ part, index, isDone: false, hasChoice: false },
+      part,
+      index,
+      isDone: false,
+      hasChoice: false,
       mergeLogprobs: promptLogprobsMerger(part.request, answer.promptAnswer),
     };
     await this.#turns.turn();
@@ -97,18 +101,23 @@ class StreamMerge {
   async #passEvent(state: PartState, data: string): Promise<void> {
     const { part, index } = state;
     const { url } = part.answer.visit.instance;
-    if (state.isDone) throw badAnswer("decode", url, "sent more after the last event of its stream");
+    if (state.isDone)
+      throw badAnswer("decode", url, "sent more after the last event of its stream");
     if (isDone(data)) {
       state.isDone = true;
       return;
     }
     const chunk = parseChunk(url, data);
-    this.#identity ??= { id: mergedId(chunk.id, part, this.#client.requestId), created: chunk.created };
+    this.#identity ??= {
+      id: mergedId(chunk.id, part, this.#client.requestId),
+      created: chunk.created,
+    };
     const { choices } = chunk;
     if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
       const { cachedTokens } = part.answer;
       const given = chunk.usage as Usage;
-      const usage = cachedTokens === undefined ? given : withCachedTokens(given, await cachedTokens());
+      const usage =
+        cachedTokens === undefined ? given : withCachedTokens(given, await cachedTokens());
       this.#usages.push({ usage, copy: part.copy, chunk });
       return;
     }
@@ -130,7 +139,8 @@ class StreamMerge {
 
   async #write(text: string): Promise<void> {
     const { response, record } = this.#client;
-    // The head leaves with the first event: until then a failure can be answered with an error status.
+    // The head leaves with the first event: until then a failure can be answered with an error
+    // status.
     if (!response.headersSent) {
       const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
       response.writeHead(200, answerHeaders(headers, this.#client.requestId));
@@ -166,7 +176,10 @@ function parseChunk(url: string, data: string): Fields {
   return chunk;
 }
 
-/** Checks the choices of one event of a part's stream, which may have none. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
+/**
+ * Checks the choices of one event of a part's stream, which may have none. Errors:
+ * `KV_PROXY_UPSTREAM_FAILED`.
+ */
 function validateStreamedChoices(url: string, choices: readonly unknown[]): void {
   const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);
   if (other !== undefined || choices.length > 1)

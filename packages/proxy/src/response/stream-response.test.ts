@@ -45,7 +45,9 @@ function setUp(pieces: readonly string[]) {
     rest: {
       next: async () => {
         const value = pieces[asked++];
-        return value === undefined ? { done: true, value } : { done: false, value: Buffer.from(value) };
+        return value === undefined
+          ? { done: true, value }
+          : { done: false, value: Buffer.from(value) };
       },
     } as BodyQueue,
     discard: () => ended.push("discarded"),

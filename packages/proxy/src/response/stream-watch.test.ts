@@ -5,7 +5,9 @@ import { StreamWatch } from "./stream-watch.js";
 
 function outcomeOf(endpoint: Endpoint, chunks: readonly Uint8Array[], onePart = true) {
   const watch = new StreamWatch(endpoint, onePart);
-  const passed = Buffer.concat([...chunks.map((chunk) => watch.push(chunk)), watch.end()]).toString("latin1");
+  const passed = Buffer.concat([...chunks.map((chunk) => watch.push(chunk)), watch.end()]).toString(
+    "latin1",
+  );
   return { passed, problem: watch.problem, failed: watch.failed };
 }
 
@@ -15,7 +17,9 @@ function cutAt(bytes: Buffer, positions: readonly number[]): Buffer[] {
   return [...ends, bytes.length].map((end, i) => bytes.subarray(ends[i - 1] ?? 0, end));
 }
 
-/** As the whole text has it; checked to be the same for a cut at each byte, and for single bytes. */
+/**
+ * As the whole text has it; checked to be the same for a cut at each byte, and for single bytes.
+ */
 function outcomeOfEachCut(endpoint: Endpoint, text: string, onePart?: boolean) {
   const bytes = Buffer.from(text);
   const whole = outcomeOf(endpoint, [bytes], onePart);
@@ -75,7 +79,12 @@ test.each([
   ["", CHOICE + DONE.slice(0, 9), NO_END, CHOICE],
   [CHOICE + DONE, CHOICE, MORE, CHOICE + DONE],
   [CHOICE + DONE, DONE, MORE, CHOICE + DONE],
-  ["", `data: {"choices":[]}\n\n${DONE}`, "ended its stream without a choice", 'data: {"choices":[]}\n\n'],
+  [
+    "",
+    `data: {"choices":[]}\n\n${DONE}`,
+    "ended its stream without a choice",
+    'data: {"choices":[]}\n\n',
+  ],
   [
     "",
     `data: {"choices":[null]}\n\n${DONE}`,
@@ -89,7 +98,11 @@ test.each([
     `${CHOICE}data: {"choices":[{"index":`,
   ],
 ])("%j and then %j: %s", (before, text, problem, passed = before + text) => {
-  expect(outcomeOfEachCut("/v1/completions", before + text)).toEqual({ passed, problem, failed: false });
+  expect(outcomeOfEachCut("/v1/completions", before + text)).toEqual({
+    passed,
+    problem,
+    failed: false,
+  });
 });
 
 test("several prompts or copies have choices of any index", () => {
@@ -106,35 +119,65 @@ test.each(["/v1/responses", "/v1/messages"] as const)(
     const last = `event: ${LAST[endpoint]}\ndata: {"text":"${"x".repeat(200)}"}\n\n`;
     for (const after of ["", "\n", ": bye\n\n", DONE, "data: [DONE]"]) {
       const text = delta + last + after;
-      expect(outcomeOfEachCut(endpoint, text)).toEqual({ passed: text, problem: undefined, failed: false });
+      expect(outcomeOfEachCut(endpoint, text)).toEqual({
+        passed: text,
+        problem: undefined,
+        failed: false,
+      });
     }
     expect(outcomeOfEachCut(endpoint, delta + last + delta)).toMatchObject({
       passed: delta + last,
       problem: MORE,
     });
-    expect(outcomeOfEachCut(endpoint, delta + DONE)).toMatchObject({ passed: delta + DONE, problem: NO_END });
+    expect(outcomeOfEachCut(endpoint, delta + DONE)).toMatchObject({
+      passed: delta + DONE,
+      problem: NO_END,
+    });
     // An event without its blank line is none.
     expect(outcomeOfEachCut(endpoint, delta + last.slice(0, -1)).problem).toBe(NO_END);
   },
 );
 
 const WORDS = [
-  ...["data: ", "data:", "event: ", "id: 1", ": c", "[DONE]", "error", "message_stop", "response.failed"],
-  ...['"choices"', '"index"', '"error"', ":", "[", "{", "}]}", "0", "1", " ", "\t", '"', "x", "\ufeff", "é"],
-  ...[CHOICE.slice(5), "x: ", '"choices":[{', '"choices":[{"index":'],
-  ...[
-    "\n",
-    "\n\n",
-    "\n\n",
-    "\r",
-    "\r\n",
-    "\r\n\r\n",
-    CHOICE,
-    DONE,
-    "data: [DONE]\n",
-    'data: {"error":',
-    '"index":1',
-  ],
+  "data: ",
+  "data:",
+  "event: ",
+  "id: 1",
+  ": c",
+  "[DONE]",
+  "error",
+  "message_stop",
+  "response.failed",
+  '"choices"',
+  '"index"',
+  '"error"',
+  ":",
+  "[",
+  "{",
+  "}]}",
+  "0",
+  "1",
+  " ",
+  "\t",
+  '"',
+  "x",
+  "\ufeff",
+  "é",
+  CHOICE.slice(5),
+  "x: ",
+  '"choices":[{',
+  '"choices":[{"index":',
+  "\n",
+  "\n\n",
+  "\n\n",
+  "\r",
+  "\r\n",
+  "\r\n\r\n",
+  CHOICE,
+  DONE,
+  "data: [DONE]\n",
+  'data: {"error":',
+  '"index":1',
 ];
 
 test("what passes of any text, and what is said of it, does not depend on the cuts", () => {

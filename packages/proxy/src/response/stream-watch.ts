@@ -3,7 +3,10 @@ import { asBuffer, fieldOf, isDone } from "./event-stream.js";
 
 /** The streams of an API. */
 interface StreamForm {
-  /** Names of the events that end a stream. Where there is none, `[DONE]` ends it, and its events have choices. */
+  /**
+   * Names of the events that end a stream. Where there is none, `[DONE]` ends it, and its events
+   * have choices.
+   */
   readonly lastEvents: ReadonlySet<string>;
   /** An event without such a text decides nothing, once there was a choice. */
   readonly decisive: RegExp;
@@ -20,7 +23,10 @@ const FORMS: Readonly<Record<Endpoint, StreamForm>> = {
     lastEvents: new Set(["response.completed", "response.incomplete", "response.failed"]),
     decisive: /error|response\.(?:completed|incomplete|failed)/g,
   },
-  "/v1/messages": { lastEvents: new Set(["message_stop", "error"]), decisive: /error|message_stop/g },
+  "/v1/messages": {
+    lastEvents: new Set(["message_stop", "error"]),
+    decisive: /error|message_stop/g,
+  },
 };
 
 const NOTHING = Buffer.alloc(0);
@@ -31,8 +37,9 @@ const LINE_END = /[\r\n]/g;
 const DONE_LINES = ["data: [DONE]", "data:[DONE]"];
 
 /**
- * Checks an instance's event stream while it passes, byte for byte. Each decision is made at a certain byte of the stream, wherever the reads of the network
- * end: the bytes before it pass, and after a problem none. Only a line that may be `data: [DONE]` is held back until it has ended.
+ * Checks an instance's event stream while it passes, byte for byte. Each decision is made at a
+ * certain byte of the stream, wherever the reads of the network end: the bytes before it pass, and
+ * after a problem none. Only a line that may be `data: [DONE]` is held back until it has ended.
  */
 export class StreamWatch {
   readonly #form: StreamForm;
@@ -85,7 +92,10 @@ export class StreamWatch {
     return bytes.subarray(0, passing);
   }
 
-  /** The stream has ended: returns the last bytes that may pass. A stream without its last event has a problem. */
+  /**
+   * The stream has ended: returns the last bytes that may pass. A stream without its last event has
+   * a problem.
+   */
   end(): Buffer {
     const bytes = this.#held;
     this.#held = NOTHING;
@@ -113,7 +123,8 @@ export class StreamWatch {
       }
       LINE_END.lastIndex = at;
       const end = LINE_END.test(text) ? LINE_END.lastIndex - 1 : text.length;
-      const isRestOfCrLf = end === at && text[at] === "\n" && this.#endsWithCr && this.#lineLength === 0;
+      const isRestOfCrLf =
+        end === at && text[at] === "\n" && this.#endsWithCr && this.#lineLength === 0;
       if (end > at) {
         const passing = this.#readLine(text, at, end);
         if (passing < end) return passing;
@@ -130,7 +141,8 @@ export class StreamWatch {
   /** Skips the rest of a byte order mark. Returns what follows. */
   #readMark(text: string, from: number): number {
     let length = from;
-    while (length < BYTE_ORDER_MARK.length && text[length - from] === BYTE_ORDER_MARK[length]) length += 1;
+    while (length < BYTE_ORDER_MARK.length && text[length - from] === BYTE_ORDER_MARK[length])
+      length += 1;
     const isOver = length === BYTE_ORDER_MARK.length || length - from < text.length;
     this.#mark = isOver ? undefined : length;
     // Its first bytes alone are the begin of a line.
@@ -141,12 +153,16 @@ export class StreamWatch {
     return length - from;
   }
 
-  /** Reads more of a line. Returns where a problem is; or `from`, where the line is held back; else `to`. */
+  /**
+   * Reads more of a line. Returns where a problem is; or `from`, where the line is held back; else
+   * `to`.
+   */
   #readLine(text: string, from: number, to: number): number {
     const before = this.#lineLength;
     this.#addToLine(text, from, to);
     const line = this.#head;
-    const mayBeDone = this.#ended !== this.#hasChoices && DONE_LINES.some((done) => isBeginOf(done, line));
+    const mayBeDone =
+      this.#ended !== this.#hasChoices && DONE_LINES.some((done) => isBeginOf(done, line));
     if (this.#ended && !mayBeDone && !line.startsWith(":")) {
       this.#problem = "sent more after the last event of its stream";
       return from;
@@ -189,7 +205,8 @@ export class StreamWatch {
     }
     const { name, value } = fieldOf(line);
     if (name === "data" && isWhole && isDone(value)) this.#takeDone();
-    else if (this.#ended && name !== "") this.#problem = "sent more after the last event of its stream";
+    else if (this.#ended && name !== "")
+      this.#problem = "sent more after the last event of its stream";
     else if (name === "event" && isWhole) {
       this.#isLastEvent ||= this.#form.lastEvents.has(value);
       this.#failed ||= value === "error";
@@ -226,7 +243,10 @@ function isBeginOf(done: string, line: string): boolean {
   return done.startsWith(line) || (line.startsWith(done) && line.slice(done.length).trim() === "");
 }
 
-/** Finds tokens of JSON that follow one another, blanks between, in a text that comes a character at a time. Quotes inside of strings are escaped, so no string matches. */
+/**
+ * Finds tokens of JSON that follow one another, blanks between, in a text that comes a character at
+ * a time. Quotes inside of strings are escaped, so no string matches.
+ */
 class TokenSearch {
   readonly #tokens: readonly string[];
   readonly #onlyAtBegin: boolean;
@@ -272,7 +292,10 @@ class TokenSearch {
     return token === undefined && !isBlank;
   }
 
-  /** Goes on with the longest begin of the first token that the text ends with. No token has more than its first two characters inside of it. */
+  /**
+   * Goes on with the longest begin of the first token that the text ends with. No token has more
+   * than its first two characters inside of it.
+   */
   #lose(code: number): void {
     const [first = ""] = this.#tokens;
     this.#isPossible = !this.#onlyAtBegin;

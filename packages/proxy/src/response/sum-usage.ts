@@ -2,10 +2,12 @@
 export type Usage = Record<string, unknown>;
 
 /**
- * The usage of a merged answer, as vLLM counts it: the tokens of a prompt (cached ones included) once for all its copies, the tokens of each
- * completion.
+ * The usage of a merged answer, as vLLM counts it: the tokens of a prompt (cached ones included)
+ * once for all its copies, the tokens of each completion.
  */
-export function sumUsage(parts: readonly { readonly usage: Usage; readonly copy: number }[]): Usage {
+export function sumUsage(
+  parts: readonly { readonly usage: Usage; readonly copy: number }[],
+): Usage {
   const firstCopies = parts.filter(({ copy }) => copy === 0).map(({ usage }) => usage);
   const all = parts.map(({ usage }) => usage);
   const sum: Usage = { ...all[0] };
@@ -21,9 +23,13 @@ export function sumUsage(parts: readonly { readonly usage: Usage; readonly copy:
 /** Adds numbers, and numbers inside of objects. Of other values the first is kept. */
 function total(values: readonly unknown[]): unknown {
   const [first] = values;
-  if (typeof first === "number") return values.reduce((sum: number, value) => sum + Number(value ?? 0), 0);
-  if (typeof first !== "object" || first === null) return values.find((value) => value != null) ?? first;
-  const objects = values.filter((value): value is Usage => typeof value === "object" && value !== null);
+  if (typeof first === "number")
+    return values.reduce((sum: number, value) => sum + Number(value ?? 0), 0);
+  if (typeof first !== "object" || first === null)
+    return values.find((value) => value != null) ?? first;
+  const objects = values.filter(
+    (value): value is Usage => typeof value === "object" && value !== null,
+  );
   return Object.fromEntries(
     Object.keys(first).map((key) => [key, total(objects.map((value) => value[key]))]),
   );

@@ -12,9 +12,10 @@ interface Rule {
 const NAME = /^(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$/;
 
 /**
- * Which hosts and ports a sidecar may send requests to. Entries are IP addresses, blocks of addresses (`10.0.0.0/8`, `fd00::/8`), host names, `*.SUFFIX` for
- * the names below a domain, or `*`; each with `:PORT` after it for one port only, an IPv6 address then in brackets. Names are compared as they are written in a
- * request: a name does not match a block that it resolves into.
+ * Which hosts and ports a sidecar may send requests to. Entries are IP addresses, blocks of
+ * addresses (`10.0.0.0/8`, `fd00::/8`), host names, `*.SUFFIX` for the names below a domain, or
+ * `*`; each with `:PORT` after it for one port only, an IPv6 address then in brackets. Names are
+ * compared as they are written in a request: a name does not match a block that it resolves into.
  */
 export class Allowlist {
   readonly #rules: readonly Rule[];
@@ -37,7 +38,9 @@ function parseRule(entry: string): Rule {
   const text = entry.trim().toLowerCase();
   const bracketed = /^\[([^\]]+)\](?::([0-9]{1,5}))?$/.exec(text);
   // An IPv6 address without brackets has no port.
-  const plain = isIPv6(text.split("/")[0] ?? "") ? [text, text] : /^([^:]+)(?::([0-9]{1,5}))?$/.exec(text);
+  const plain = isIPv6(text.split("/")[0] ?? "")
+    ? [text, text]
+    : /^([^:]+)(?::([0-9]{1,5}))?$/.exec(text);
   const [, host = "", digits] = bracketed ?? plain ?? [];
   const port = digits === undefined ? undefined : Number(digits);
   if (port !== undefined && (port < 1 || port > 65_535)) throw invalidEntry(entry);
@@ -50,14 +53,22 @@ function parseRule(entry: string): Rule {
   return { port, matches: (name) => isIP(name) === 0 && name.endsWith(suffix) };
 }
 
-function addressRule(entry: string, port: number | undefined, address: string, prefix?: string): Rule {
+function addressRule(
+  entry: string,
+  port: number | undefined,
+  address: string,
+  prefix?: string,
+): Rule {
   const [family, bits] = isIPv4(address) ? (["ipv4", 32] as const) : (["ipv6", 128] as const);
   if (prefix !== undefined && !/^[0-9]{1,3}$/.test(prefix)) throw invalidEntry(entry);
   const length = prefix === undefined ? bits : Number(prefix);
   if (length > bits) throw invalidEntry(entry);
   const block = new BlockList();
   block.addSubnet(address, length, family);
-  return { port, matches: (host) => isIP(host) !== 0 && block.check(host, isIPv4(host) ? "ipv4" : "ipv6") };
+  return {
+    port,
+    matches: (host) => isIP(host) !== 0 && block.check(host, isIPv4(host) ? "ipv4" : "ipv6"),
+  };
 }
 
 function invalidEntry(entry: string): KvError {

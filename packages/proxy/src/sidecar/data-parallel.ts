@@ -9,17 +9,23 @@ export interface SidecarOfRank {
 }
 
 /**
- * The sidecar of a data-parallel rank: its port, the HTTP port and the side channel of its decode instance, and its admin port, each by `rank` above those of rank 0;
- * port 0, which takes a free one, stays. Errors: `KV_CONFIG_INVALID` for a port above 65535, or a decode instance that is already one rank.
+ * The sidecar of a data-parallel rank: its port, the HTTP port and the side channel of its decode
+ * instance, and its admin port, each by `rank` above those of rank 0; port 0, which takes a free
+ * one, stays. Errors: `KV_CONFIG_INVALID` for a port above 65535, or a decode instance that is
+ * already one rank.
  */
 export function sidecarOfRank({ port, settings }: SidecarOfRank, rank: number): SidecarOfRank {
   const [decoder] = settings.decoders ?? [];
   if (rank === 0 || decoder === undefined) return { port, settings };
   const { url, kv, dataParallelRank, ...spec } = parseInstanceSpec(decoder);
   if (dataParallelRank !== undefined)
-    throw new KvError("KV_CONFIG_INVALID", `--decode ${url}@${dataParallelRank} is one rank already`, {
-      hint: "give the port of rank 0, or leave out --data-parallel-size",
-    });
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--decode ${url}@${dataParallelRank} is one rank already`,
+      {
+        hint: "give the port of rank 0, or leave out --data-parallel-size",
+      },
+    );
   const of = new URL(url);
   const decodePort = of.port === "" ? (of.protocol === "https:" ? 443 : 80) : Number(of.port);
   of.port = `${above(decodePort, rank)}`;

@@ -39,8 +39,10 @@ export interface NamedPrefillersOptions {
 }
 
 /**
- * The prefill instances that requests name in a header. The header decides where this process sends requests, so each instance must be on the allowlist or be
- * found by the discovery. Instances are added to the pool when they are named first, and removed when no request has named them for ten minutes.
+ * The prefill instances that requests name in a header. The header decides where this process sends
+ * requests, so each instance must be on the allowlist or be found by the discovery. Instances are
+ * added to the pool when they are named first, and removed when no request has named them for ten
+ * minutes.
  */
 export class NamedPrefillers {
   readonly #options: NamedPrefillersOptions;
@@ -66,8 +68,9 @@ export class NamedPrefillers {
   }
 
   /**
-   * The prefill instances that a request names, in their order; empty where it names none. Errors: `KV_REQUEST_INVALID`, 400 for a header that cannot be read,
-   * 403 for an instance that is not allowed; no instance is sent anything then.
+   * The prefill instances that a request names, in their order; empty where it names none. Errors:
+   * `KV_REQUEST_INVALID`, 400 for a header that cannot be read, 403 for an instance that is not
+   * allowed; no instance is sent anything then.
    */
   of(headers: IncomingHttpHeaders, requestId: string): readonly PooledInstance[] {
     const value = headers[PREFILLER_HEADER];
@@ -155,8 +158,12 @@ function invalidName(name: string, cause?: unknown): KvError {
 }
 
 function tooManyNamed(): KvError {
-  return new KvError("KV_REQUEST_INVALID", `${PREFILLER_HEADER} names more than ${MAX_NAMED} instances`, {
-    hint: "name those to try, the best one first",
-    details: { param: PREFILLER_HEADER, limit: `instances in ${PREFILLER_HEADER}` },
-  });
+  return new KvError(
+    "KV_REQUEST_INVALID",
+    `${PREFILLER_HEADER} names more than ${MAX_NAMED} instances`,
+    {
+      hint: "name those to try, the best one first",
+      details: { param: PREFILLER_HEADER, limit: `instances in ${PREFILLER_HEADER}` },
+    },
+  );
 }

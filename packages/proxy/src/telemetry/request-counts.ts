@@ -13,7 +13,10 @@ export interface RequestCountsStatus {
   readonly passed_errors: Readonly<Record<string, number>>;
   /** Requests whose client disconnected before its answer was complete. */
   readonly aborted: number;
-  /** Requests that the proxy refused because of what the client sent or how much, by HTTP status (below 500). */
+  /**
+   * Requests that the proxy refused because of what the client sent or how much, by HTTP status
+   * (below 500).
+   */
   readonly refused: Readonly<Record<string, number>>;
   /** Requests that the proxy failed, by `KvError` code. */
   readonly failed: Readonly<Record<string, number>>;

@@ -1,13 +1,19 @@
 import type { Clock } from "@kv/interface";
 import type { RequestRecord } from "./request-record.js";
 
-/** A request as JSON for the status page. Times are milliseconds from the request's begin; absent where the request did not come that far. */
+/**
+ * A request as JSON for the status page. Times are milliseconds from the request's begin; absent
+ * where the request did not come that far.
+ */
 export interface RequestSummary {
   readonly request_id: string;
   readonly endpoint: string;
   /** Wall-clock time, ISO 8601. */
   readonly began_at: string;
-  /** HTTP status of the answer, or code of the `KvError` that the request failed with; `running` before it ends. */
+  /**
+   * HTTP status of the answer, or code of the `KvError` that the request failed with; `running`
+   * before it ends.
+   */
   readonly outcome: string;
   readonly prefill?: string;
   readonly decode?: string;
@@ -16,8 +22,9 @@ export interface RequestSummary {
   readonly prefill_from_ms?: number;
   readonly prefill_to_ms?: number;
   /**
-   * Begin of the decode leg. From here to the first byte of a streamed answer, the request waits in D's queue, the KV is transferred (without a prefill leg,
-   * the prompt is computed), and the first token is generated.
+   * Begin of the decode leg. From here to the first byte of a streamed answer, the request waits in
+   * D's queue, the KV is transferred (without a prefill leg, the prompt is computed), and the first
+   * token is generated.
    */
   readonly decode_from_ms?: number;
   readonly first_byte_at_ms?: number;
@@ -54,7 +61,10 @@ export class RequestHistory {
   readonly #ended: EndedRequest[] = [];
   readonly #listeners = new Set<(summary: RequestSummary) => void>();
 
-  /** Keeps the last `limit` requests. The wall clock is read once, here; all later times are those of `clock`. */
+  /**
+   * Keeps the last `limit` requests. The wall clock is read once, here; all later times are those
+   * of `clock`.
+   */
   constructor(clock: Clock, limit = 100) {
     this.#clock = clock;
     this.#limit = limit;
@@ -75,7 +85,10 @@ export class RequestHistory {
     for (const listener of this.#listeners) listener(summary);
   }
 
-  /** The requests that have run longest, at most 50, oldest first. Their outcome is `running`, and a phase without an end lasts still. */
+  /**
+   * The requests that have run longest, at most 50, oldest first. Their outcome is `running`, and a
+   * phase without an end lasts still.
+   */
   running(): readonly RequestSummary[] {
     const nowMs = this.#clock.now();
     return Array.from(this.#running.values())
@@ -90,14 +103,24 @@ export class RequestHistory {
     return this.#ended.map((ended) => this.#summary(ended));
   }
 
-  /** Calls `listener` with each request that ends. Returns a function that ends the subscription. */
+  /**
+   * Calls `listener` with each request that ends. Returns a function that ends the subscription.
+   */
   subscribe(listener: (summary: RequestSummary) => void): () => void {
     this.#listeners.add(listener);
     return () => void this.#listeners.delete(listener);
   }
 
-  #summary({ requestId, endpoint, startedAtMs, durationMs, outcome, record }: EndedRequest): RequestSummary {
-    const since = (atMs: number | undefined) => (atMs === undefined ? undefined : atMs - startedAtMs);
+  #summary({
+    requestId,
+    endpoint,
+    startedAtMs,
+    durationMs,
+    outcome,
+    record,
+  }: EndedRequest): RequestSummary {
+    const since = (atMs: number | undefined) =>
+      atMs === undefined ? undefined : atMs - startedAtMs;
     const after = (fromMs: number | undefined, ms: number | undefined) =>
       fromMs === undefined || ms === undefined ? undefined : fromMs + ms;
     const prefillFrom = since(record.prefillStartedAtMs);

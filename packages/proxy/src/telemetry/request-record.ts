@@ -7,8 +7,9 @@ export interface Disaggregation {
 }
 
 /**
- * What happened to a request, for the access log, the metrics, the status page and the limit of abandoned work. Times are
- * milliseconds on the proxy's clock. A member stays undefined where the request did not come that far.
+ * What happened to a request, for the access log, the metrics, the status page and the limit of
+ * abandoned work. Times are milliseconds on the proxy's clock. A member stays undefined where the
+ * request did not come that far.
  */
 export class RequestRecord {
   /** URL of the last prefill instance. */
@@ -18,16 +19,28 @@ export class RequestRecord {
   prefillStartedAtMs: number | undefined = undefined;
   /** Duration of the prefill leg. */
   prefillMs: number | undefined = undefined;
-  /** Time that prefill instances spent on it, in ms: where one computes for several requests at once, the request's part of it. */
+  /**
+   * Time that prefill instances spent on it, in ms: where one computes for several requests at
+   * once, the request's part of it.
+   */
   prefillWorkMs = 0;
   decodeStartedAtMs: number | undefined = undefined;
   /** From the begin of the decode leg to the first byte of its answer. */
   firstByteMs: number | undefined = undefined;
-  /** Whether the decode leg's answer is an event stream: the first byte of any other answer comes with its last token. */
+  /**
+   * Whether the decode leg's answer is an event stream: the first byte of any other answer comes
+   * with its last token.
+   */
   streamed: boolean | undefined = undefined;
-  /** Tokens of the prompt that the prefill instance was expected to have cached; undefined where the routing does not know. */
+  /**
+   * Tokens of the prompt that the prefill instance was expected to have cached; undefined where the
+   * routing does not know.
+   */
   expectedCachedTokens: number | undefined = undefined;
-  /** Tokens of the prompt that it did not compute, by its answer; where that does not say so, those of an ended turn that it read. */
+  /**
+   * Tokens of the prompt that it did not compute, by its answer; where that does not say so, those
+   * of an ended turn that it read.
+   */
   cachedTokens: number | undefined = undefined;
   /** Bytes of the answer's body that left for the client. */
   answerLengthBytes: number | undefined = undefined;
@@ -39,9 +52,15 @@ export class RequestRecord {
   restarts: number | undefined = undefined;
   /** Why the request has one leg or two, where a rule decides. */
   disaggregation: Disaggregation | undefined = undefined;
-  /** True when the proxy had blocks of a prefill worker freed, because no decode worker would read them. */
+  /**
+   * True when the proxy had blocks of a prefill worker freed, because no decode worker would read
+   * them.
+   */
   released: boolean | undefined = undefined;
-  /** `used`, `lost` where it was used and the request began again, or why no ended turn was used; undefined where the setting is off. */
+  /**
+   * `used`, `lost` where it was used and the request began again, or why no ended turn was used;
+   * undefined where the setting is off.
+   */
   readback: string | undefined = undefined;
   /** Tokens of an ended turn that the prefill instance did not compute. */
   readbackTokens: number | undefined = undefined;

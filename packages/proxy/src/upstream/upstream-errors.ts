@@ -1,7 +1,10 @@
 import type { FailureStage, InstancePool, Partner, Role, RoutingContext } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 
-/** An instance answered something that is no valid answer. The error has no `stage`, so the leg is not tried on another instance. */
+/**
+ * An instance answered something that is no valid answer. The error has no `stage`, so the leg is
+ * not tried on another instance.
+ */
 export function badAnswer(role: Role, url: string, what: string, cause?: unknown): KvError {
   return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${what}`, {
     hint: `see the log of ${url}`,
@@ -15,7 +18,10 @@ export function isBadAnswer(error: unknown): boolean {
   return KvError.is(error, "KV_PROXY_UPSTREAM_FAILED") && error.details.stage === undefined;
 }
 
-/** An instance answered with a server failure. The client gets that answer where no other instance gives a better one. */
+/**
+ * An instance answered with a server failure. The client gets that answer where no other instance
+ * gives a better one.
+ */
 export function badStatus(role: Role, url: string, status: number): KvError {
   const stage: FailureStage = "status";
   return new KvError(
@@ -25,12 +31,18 @@ export function badStatus(role: Role, url: string, status: number): KvError {
   );
 }
 
-/** Whether the server failed this time: a dead engine, a failed KV load, a gateway. A 501 would be the same on another instance. */
+/**
+ * Whether the server failed this time: a dead engine, a failed KV load, a gateway. A 501 would be
+ * the same on another instance.
+ */
 export function isServerFailure(status: number): boolean {
   return status === 500 || status === 502 || status === 503 || status === 504;
 }
 
-/** The status of an instance that does not have the model of a request, such as a LoRA adapter. Its engine has not seen the request. */
+/**
+ * The status of an instance that does not have the model of a request, such as a LoRA adapter. Its
+ * engine has not seen the request.
+ */
 export const MODEL_MISSING = 404;
 
 /** Whether an error is `badStatus` of such an instance. */
@@ -38,7 +50,10 @@ export function isModelMissing(error: unknown): boolean {
   return error instanceof KvError && error.details.status === MODEL_MISSING;
 }
 
-/** Whether the instance closed a connection that was kept from an earlier request, before it answered. */
+/**
+ * Whether the instance closed a connection that was kept from an earlier request, before it
+ * answered.
+ */
 export function hadKeptConnection(error: unknown): boolean {
   return error instanceof KvError && error.details.keptConnection === true;
 }
@@ -53,7 +68,11 @@ export function leaseExpired(requestId: string): KvError {
 }
 
 /** Why none of a pool's instances was chosen. */
-export function noInstance(pool: InstancePool, partner?: Partner, context?: RoutingContext): KvError {
+export function noInstance(
+  pool: InstancePool,
+  partner?: Partner,
+  context?: RoutingContext,
+): KvError {
   const { role, routing } = pool;
   const named = role === "prefill" ? context?.prefillers : undefined;
   const all = named ?? pool.list();
@@ -73,7 +92,10 @@ export function noInstance(pool: InstancePool, partner?: Partner, context?: Rout
   return error(`the routing ${routing} chose none of the ${all.length} ${role} instances`);
 }
 
-/** Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg whose decode leg could go nowhere. */
+/**
+ * Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg
+ * whose decode leg could go nowhere.
+ */
 export function requireAnyInstance(pool: InstancePool): void {
   if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }

@@ -21,7 +21,10 @@ interface Pending {
   reject(error: KvError): void;
 }
 
-/** Calls between a worker and its primary, over the channel of `node:cluster`. The messages of one direction stay in order. */
+/**
+ * Calls between a worker and its primary, over the channel of `node:cluster`. The messages of one
+ * direction stay in order.
+ */
 export class Calls {
   readonly #send: (message: object) => void;
   readonly #operations: Operations;
@@ -42,7 +45,10 @@ export class Calls {
     this.closed.catch(() => {});
   }
 
-  /** Calls an operation of the other process. Errors: those of the operation; `KV_REQUEST_ABORTED` when the other process ends. */
+  /**
+   * Calls an operation of the other process. Errors: those of the operation; `KV_REQUEST_ABORTED`
+   * when the other process ends.
+   */
   call<T>(name: string, argument?: unknown): Promise<T> {
     if (this.#closed !== undefined) return Promise.reject(this.#closed);
     const id = this.#nextId++;
@@ -77,7 +83,9 @@ export class Calls {
     try {
       answer = { result: await this.#operations[call]?.(argument as never) };
     } catch (thrown) {
-      answer = { error: KvError.from(thrown, "KV_INTERNAL", `${call} failed in a worker`).toJSON() };
+      answer = {
+        error: KvError.from(thrown, "KV_INTERNAL", `${call} failed in a worker`).toJSON(),
+      };
     }
     if (id !== undefined && this.#closed === undefined) this.#send({ ...answer, answer: id });
   }
@@ -92,5 +100,8 @@ export class Calls {
 
 /** An error that another process has sent. */
 function errorOf({ code, message, hint, details }: NonNullable<Answer["error"]>): KvError {
-  return new KvError(code as KvErrorCode, message, { hint, details: details as Record<string, unknown> });
+  return new KvError(code as KvErrorCode, message, {
+    hint,
+    details: details as Record<string, unknown>,
+  });
 }

@@ -20,7 +20,13 @@ export class InstanceChangesLog {
     if (change === "remove" && before?.added === true) this.#changed.delete(key);
     else if (change === "add")
       this.#changed.set(key, { change, role, spec: known?.spec ?? spec, added: true });
-    else this.#changed.set(key, { change, role, spec: known?.spec ?? spec, added: known?.added ?? false });
+    else
+      this.#changed.set(key, {
+        change,
+        role,
+        spec: known?.spec ?? spec,
+        added: known?.added ?? false,
+      });
   }
 
   /** The changes as plain data. */
@@ -29,8 +35,13 @@ export class InstanceChangesLog {
   }
 }
 
-/** Makes the changes of `InstanceChangesLog.list` in the pools of a worker that has just started. */
-export function replay(changes: readonly Changed[], pools: Readonly<Record<Role, InstancePool>>): void {
+/**
+ * Makes the changes of `InstanceChangesLog.list` in the pools of a worker that has just started.
+ */
+export function replay(
+  changes: readonly Changed[],
+  pools: Readonly<Record<Role, InstancePool>>,
+): void {
   for (const { change, role, spec, added } of changes) {
     const pool = pools[role];
     if (added && pool.find(spec) === undefined) pool.add(spec);

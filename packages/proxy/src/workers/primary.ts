@@ -44,8 +44,8 @@ const FIRST_RESTART_MS = 500;
 const MAX_RESTART_MS = 30_000;
 
 /**
- * Runs several workers that serve one port. This process accepts connections and deals them to the workers in turn, serves the admin routes for all of them,
- * and replaces a worker that has ended.
+ * Runs several workers that serve one port. This process accepts connections and deals them to the
+ * workers in turn, serves the admin routes for all of them, and replaces a worker that has ended.
  */
 export class WorkerGroup {
   readonly #options: CliOptions;
@@ -91,7 +91,10 @@ export class WorkerGroup {
     });
   }
 
-  /** Starts the workers and the admin routes. Errors: those of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken. */
+  /**
+   * Starts the workers and the admin routes. Errors: those of a worker that cannot start;
+   * `KV_CONFIG_INVALID` when a port is taken.
+   */
   async start(): Promise<WorkerGroupAddress> {
     const { host, workers } = this.#options;
     cluster.schedulingPolicy = cluster.SCHED_RR;
@@ -140,8 +143,13 @@ export class WorkerGroup {
       // A message that comes before the worker listens to messages is lost.
       listening: () => listens(),
       status: () => this.status(),
-      changeInstance: ({ change, body }: { readonly change: InstanceChange; readonly body: unknown }) =>
-        this.#changeInstance(change, body),
+      changeInstance: ({
+        change,
+        body,
+      }: {
+        readonly change: InstanceChange;
+        readonly body: unknown;
+      }) => this.#changeInstance(change, body),
       objects: (call: ObjectCall) => this.#objects && answerObjectCall(this.#objects, call),
       loads: (loads: Loads) => {
         running.loads = loads;
@@ -165,7 +173,10 @@ export class WorkerGroup {
     const start = await this.#inTurn(() => {
       const changes = this.#changes.list();
       return {
-        started: calls.call<WorkerStarted>("start", { port: this.#port, changes } satisfies WorkerStart),
+        started: calls.call<WorkerStarted>("start", {
+          port: this.#port,
+          changes,
+        } satisfies WorkerStart),
       };
     });
     const address = await start.started;
@@ -176,7 +187,9 @@ export class WorkerGroup {
   #ended(running: RunningWorker, code: number | null, signal: string | null): void {
     const { worker, calls, forkedAtMs } = running;
     this.#workers.delete(worker.id);
-    calls.close(new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${signal ?? code})`));
+    calls.close(
+      new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${signal ?? code})`),
+    );
     void this.#metrics.ended(worker.id);
     if (this.#closing || !this.#started) return;
     const steady = this.#clock.now() - forkedAtMs >= STEADY_MS;
@@ -239,14 +252,21 @@ export class WorkerGroup {
   async #reports(): Promise<[WorkerReport, ...WorkerReport[]]> {
     const [first, ...others] = await this.#ask<WorkerReport>("report");
     if (first !== undefined) return [first, ...others];
-    throw new KvError("KV_PROXY_OVERLOADED", `none of the workers has answered within ${ANSWER_MS} ms`, {
-      hint: "see the log for workers that have ended",
-      details: { httpStatus: 503 },
-    });
+    throw new KvError(
+      "KV_PROXY_OVERLOADED",
+      `none of the workers has answered within ${ANSWER_MS} ms`,
+      {
+        hint: "see the log for workers that have ended",
+        details: { httpStatus: 503 },
+      },
+    );
   }
 
   async #metricsText(): Promise<string> {
-    const [status, metrics] = await Promise.all([this.status(), this.#askEach<MetricAsJson[]>("metrics")]);
+    const [status, metrics] = await Promise.all([
+      this.status(),
+      this.#askEach<MetricAsJson[]>("metrics"),
+    ]);
     for (const [{ worker }, json] of metrics)
       if (this.#workers.has(worker.id)) this.#metrics.reported(worker.id, json);
     return await this.#metrics.text(status.signals, status.readback ?? undefined);
@@ -258,9 +278,13 @@ export class WorkerGroup {
       const named = readChange(body);
       const workers = [...this.#workers.values()];
       const results = await Promise.allSettled(
-        workers.map(({ calls }) => calls.call<ProxyStatus["decoders"]>("changeInstance", { change, body })),
+        workers.map(({ calls }) =>
+          calls.call<ProxyStatus["decoders"]>("changeInstance", { change, body }),
+        ),
       );
-      const made = results.flatMap((result) => (result.status === "fulfilled" ? [result.value] : []));
+      const made = results.flatMap((result) =>
+        result.status === "fulfilled" ? [result.value] : [],
+      );
       const refused = results.find((result) => result.status === "rejected");
       if (made.length === 0 && refused !== undefined) throw refused.reason;
       if (refused !== undefined)

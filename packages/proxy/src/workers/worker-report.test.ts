@@ -13,14 +13,22 @@ test("the state of several workers is that of one proxy: counts add up, signals 
   await proxy.close({ graceMs: 0 });
   const [p] = status.prefillers;
   if (p === undefined) throw new Error("no instance");
-  const report = (inFlight: number, available: boolean, promptTokens: number, at: string): WorkerReport => ({
+  const report = (
+    inFlight: number,
+    available: boolean,
+    promptTokens: number,
+    at: string,
+  ): WorkerReport => ({
     status: {
       ...status,
       requests: { ...status.requests, total: 3, failed: { KV_INTERNAL: 1 } },
       prefillers: [{ ...p, in_flight: inFlight, available, state: available ? "up" : "ejected" }],
     },
     measured: {
-      ...{ promptTokens, cachedTokens: 10, workMs: 30_000, windowMs: 60_000 },
+      promptTokens,
+      cachedTokens: 10,
+      workMs: 30_000,
+      windowMs: 60_000,
       unread: { count: 1, countWithBytes: 1, bytes: 5, oldestMs: inFlight },
     },
     requests: [{ request_id: at, endpoint: "/", began_at: at, outcome: "200", duration_ms: 1 }],

@@ -31,7 +31,8 @@ export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]
 
 /** The requests that ended last at all workers, oldest first. */
 export function mergedRequests(reports: readonly WorkerReport[]): readonly RequestSummary[] {
-  const endedAtMs = ({ began_at, duration_ms }: RequestSummary) => Date.parse(began_at) + duration_ms;
+  const endedAtMs = ({ began_at, duration_ms }: RequestSummary) =>
+    Date.parse(began_at) + duration_ms;
   return reports
     .flatMap(({ requests }) => requests)
     .sort((a, b) => endedAtMs(a) - endedAtMs(b))
@@ -49,7 +50,10 @@ export function mergedRunning(reports: readonly WorkerReport[]): readonly Reques
 export function mergedInstances(lists: readonly (readonly InstanceStatus[])[]): InstanceStatus[] {
   const merged = new Map<string, InstanceStatus>();
   for (const one of lists.flat()) {
-    const name = instanceName({ url: one.url, dataParallelRank: one.data_parallel_rank ?? undefined });
+    const name = instanceName({
+      url: one.url,
+      dataParallelRank: one.data_parallel_rank ?? undefined,
+    });
     const other = merged.get(name);
     merged.set(name, other === undefined ? one : both(other, one));
   }

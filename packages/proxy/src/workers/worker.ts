@@ -34,7 +34,10 @@ export type Loads = Readonly<Record<string, number>>;
 /** Between two messages about a worker's load. */
 const LOADS_MS = 100;
 
-/** Serves clients as one of several workers. Signals are the primary's: a terminal sends Ctrl-C to all processes. */
+/**
+ * Serves clients as one of several workers. Signals are the primary's: a terminal sends Ctrl-C to
+ * all processes.
+ */
 export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): void {
   for (const signal of ["SIGTERM", "SIGINT"] as const) process.on(signal, () => {});
   let started: Promise<PrefillDecodeProxy> | undefined;
@@ -59,7 +62,13 @@ export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): v
     },
     report: async () => (await running()).report(),
     metrics: async () => (await running()).metricsAsJson(),
-    async changeInstance({ change, body }: { readonly change: InstanceChange; readonly body: unknown }) {
+    async changeInstance({
+      change,
+      body,
+    }: {
+      readonly change: InstanceChange;
+      readonly body: unknown;
+    }) {
       return await (await running()).changeInstance(change, body);
     },
     async loadsElsewhere(loads: Loads) {
@@ -95,7 +104,8 @@ function tellLoads(calls: Calls, { instances }: PrefillDecodeProxy, clock: Clock
   const tell = () => {
     const loads: Record<string, number> = {};
     for (const pool of Object.values(instances))
-      for (const one of pool.list()) if (one.ownInFlight > 0) loads[loadKey(pool, one)] = one.ownInFlight;
+      for (const one of pool.list())
+        if (one.ownInFlight > 0) loads[loadKey(pool, one)] = one.ownInFlight;
     const text = JSON.stringify(loads);
     if (text !== last) calls.tell("loads", loads);
     last = text;

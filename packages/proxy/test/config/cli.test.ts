@@ -12,9 +12,20 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
   const running = startCli([
-    ...["--port", "0", "--host", "127.0.0.1", "--pairing", "off"],
-    ...["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", portOf(p.url)],
-    ...["--decoder-hosts", "127.0.0.1", "--decoder-ports", portOf(d.url)],
+    "--port",
+    "0",
+    "--host",
+    "127.0.0.1",
+    "--pairing",
+    "off",
+    "--prefiller-hosts",
+    "127.0.0.1",
+    "--prefiller-ports",
+    portOf(p.url),
+    "--decoder-hosts",
+    "127.0.0.1",
+    "--decoder-ports",
+    portOf(d.url),
   ]);
   const ready = await running.line();
   expect(ready).toContain(`prefill ${p.url} decode ${d.url}`);
@@ -38,8 +49,15 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
 test("kv-proxy --sidecar serves with the prefill instance of the header, and the decode instance of --vllm-port", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const running = startCli([
-    ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url)],
-    ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
+    "--sidecar",
+    "--port",
+    "0",
+    "--vllm-port",
+    portOf(d.url),
+    "--allow-prefill",
+    "127.0.0.0/8",
+    "--pairing",
+    "off",
   ]);
   const ready = await running.line();
   expect(ready).toContain(`prefill x-prefiller-host-port decode ${d.url}`);
@@ -53,8 +71,17 @@ test("kv-proxy --sidecar serves with the prefill instance of the header, and the
 test("kv-proxy --sidecar --data-parallel-size has a port for each rank, and SIGTERM ends all", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const running = startCli([
-    ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url), "--data-parallel-size", "2"],
-    ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
+    "--sidecar",
+    "--port",
+    "0",
+    "--vllm-port",
+    portOf(d.url),
+    "--data-parallel-size",
+    "2",
+    "--allow-prefill",
+    "127.0.0.0/8",
+    "--pairing",
+    "off",
   ]);
   const lines = [await running.line(), await running.line()];
   const next = `http://127.0.0.1:${Number(portOf(d.url)) + 1}`;
@@ -80,7 +107,8 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
   const api = await upstream(({ path, response }) => {
     asked.push(path);
     // The watch stays open.
-    if (!path.includes("watch=true")) sendJson(response, { metadata: { resourceVersion: "5" }, items });
+    if (!path.includes("watch=true"))
+      sendJson(response, { metadata: { resourceVersion: "5" }, items });
   });
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-kubernetes-"));
   const config = {
@@ -92,7 +120,14 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
   const KUBECONFIG = join(folder, "config");
   writeFileSync(KUBECONFIG, JSON.stringify(config));
   try {
-    const flags = ["--kubernetes-pods", "app=vllm", "--kubernetes-namespace", "models", "--pairing", "off"];
+    const flags = [
+      "--kubernetes-pods",
+      "app=vllm",
+      "--kubernetes-namespace",
+      "models",
+      "--pairing",
+      "off",
+    ];
     const running = startCli([...flags, "--port", "0"], { KUBECONFIG });
     const url = /^kv-proxy ready (\S+)/.exec(await running.line())?.[1] ?? "";
     await expect.poll(async () => (await fetch(`${url}/health`)).status).toBe(200);

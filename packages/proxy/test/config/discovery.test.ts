@@ -15,7 +15,11 @@ afterAll(() => rm(folder, { recursive: true }));
 
 test("instances follow a file; those of the settings stay, and an invalid file changes nothing", async () => {
   const clock = manualClock();
-  const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
+  const [p, d1, d2] = [
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+    await upstream(decodeOk),
+  ];
   const file = join(folder, "instances.json");
   const write = (value: unknown) =>
     writeFile(file, typeof value === "string" ? value : JSON.stringify(value));
@@ -57,8 +61,11 @@ test("instances follow DNS: all addresses of a host, or SRV records with their p
     clock,
     createDiscovery: () => dnsDiscovery(names, { clock, intervalMs: 100 }, resolver),
   });
-  const urls = () => [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
-  await expect.poll(urls).toEqual(["http://10.0.0.1:8100", "http://10.0.0.2:8100", "http://d1.example:8200"]);
+  const urls = () =>
+    [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
+  await expect
+    .poll(urls)
+    .toEqual(["http://10.0.0.1:8100", "http://10.0.0.2:8100", "http://d1.example:8200"]);
   addresses = ["10.0.0.2", "fd00::1"];
   await expect
     .poll(after(clock, 100, urls))
@@ -79,7 +86,9 @@ test("while the discovery cannot be read, the last instances stay, and a metric 
     }),
   });
   const current = async () =>
-    /^kv_proxy_discovery_current (\d)$/m.exec(await (await fetch(`${adminUrl}/metrics`)).text())?.[1];
+    /^kv_proxy_discovery_current (\d)$/m.exec(
+      await (await fetch(`${adminUrl}/metrics`)).text(),
+    )?.[1];
   expect(await current()).toBe("0");
   tell?.[0]({ prefillers: [{ url: p.url }], decoders: [{ url: d.url }] });
   expect(await current()).toBe("1");
@@ -92,6 +101,10 @@ test("while the discovery cannot be read, the last instances stay, and a metric 
 
 test("discovery.kubernetes is the program's: createProxy says what to pass", async () => {
   const discovery = { kubernetes: { podSelector: "app=vllm" } };
-  await expect(runProxy({ discovery })).rejects.toThrow("discovery.kubernetes is a setting of the program");
-  await expect(runProxy({ discovery: { kubernetes: {} } })).rejects.toThrow("either podSelector or services");
+  await expect(runProxy({ discovery })).rejects.toThrow(
+    "discovery.kubernetes is a setting of the program",
+  );
+  await expect(runProxy({ discovery: { kubernetes: {} } })).rejects.toThrow(
+    "either podSelector or services",
+  );
 });

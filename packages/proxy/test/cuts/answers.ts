@@ -15,7 +15,9 @@ const JSON_TYPE = "application/json";
 const STREAM_TYPE = "text/event-stream; charset=utf-8";
 /** Of all tokens D counts 99 as cached, as it got their KV from P. */
 const usage = {
-  ...{ prompt_tokens: 102, completion_tokens: 2, total_tokens: 104 },
+  prompt_tokens: 102,
+  completion_tokens: 2,
+  total_tokens: 104,
   prompt_tokens_details: { cached_tokens: 99 },
 };
 const responseUsage = { input_tokens: 102, input_tokens_details: { cached_tokens: 99 } };
@@ -36,16 +38,25 @@ export function prefillAnswer(endpoint: Endpoint): ScriptedAnswer {
   const members =
     own[endpoint] ??
     `"choices":[{"index":0,"text":"x"}],"usage":{"prompt_tokens_details":{"cached_tokens":2}}`;
-  return { contentType: JSON_TYPE, text: `{"id":"é-1",${members},"kv_transfer_params":${KV_PARAMS_TEXT}}` };
+  return {
+    contentType: JSON_TYPE,
+    text: `{"id":"é-1",${members},"kv_transfer_params":${KV_PARAMS_TEXT}}`,
+  };
 }
 
-/** A decode instance's answer to a body, as vLLM gives it: each prompt and copy has a choice of its own. */
+/**
+ * A decode instance's answer to a body, as vLLM gives it: each prompt and copy has a choice of its
+ * own.
+ */
 export function decodeAnswer(endpoint: Endpoint, body: Fields): ScriptedAnswer {
   const streamed = body.stream === true;
   const contentType = streamed ? STREAM_TYPE : JSON_TYPE;
-  if (endpoint === "/v1/responses") return { contentType, text: streamed ? RESPONSE_STREAM : RESPONSE };
-  if (endpoint === "/v1/messages") return { contentType, text: streamed ? MESSAGE_STREAM : MESSAGE };
-  const prompts = Array.isArray(body.prompt) && typeof body.prompt[0] !== "number" ? body.prompt.length : 1;
+  if (endpoint === "/v1/responses")
+    return { contentType, text: streamed ? RESPONSE_STREAM : RESPONSE };
+  if (endpoint === "/v1/messages")
+    return { contentType, text: streamed ? MESSAGE_STREAM : MESSAGE };
+  const prompts =
+    Array.isArray(body.prompt) && typeof body.prompt[0] !== "number" ? body.prompt.length : 1;
   const count = prompts * Number(body.n ?? 1);
   const isChat = endpoint === "/v1/chat/completions";
   const indices = Array.from({ length: count }, (_, index) => index);
@@ -73,7 +84,13 @@ export function decodeAnswer(endpoint: Endpoint, body: Fields): ScriptedAnswer {
 const named = (name: string, data: object) =>
   `event: ${name}\ndata: ${JSON.stringify({ type: name, ...data })}\n\n`;
 const output = [{ type: "message", content: [{ type: "output_text", text: TEXT }] }];
-const response = { id: "é-1", output, usage: responseUsage, status: "completed", kv_transfer_params };
+const response = {
+  id: "é-1",
+  output,
+  usage: responseUsage,
+  status: "completed",
+  kv_transfer_params,
+};
 const RESPONSE = JSON.stringify(response);
 const RESPONSE_STREAM =
   named("response.created", { response: { id: "é-1" } }) +

@@ -45,7 +45,10 @@ interface CutAnswer {
 /** The URLs of a prefill and of a decode instance. */
 export type InstanceUrls = readonly [p: string, d: string];
 
-/** Stands in for the HTTP client of the router, so that each read ends exactly at a cut. Ends with `vi.restoreAllMocks()`. */
+/**
+ * Stands in for the HTTP client of the router, so that each read ends exactly at a cut. Ends with
+ * `vi.restoreAllMocks()`.
+ */
 export function replaceInstances(script: Script): InstanceUrls {
   const valve = { pause() {}, resume() {} };
   async function arrive(body: BodyQueue, pieces: readonly Buffer[]): Promise<void> {
@@ -61,7 +64,10 @@ export function replaceInstances(script: Script): InstanceUrls {
     request.onSent?.();
     const { body: sent = "" } = request;
     const text = typeof sent === "string" ? sent : Buffer.concat(sent).toString();
-    const { status, headers, pieces } = script.answerTo(request.path as Endpoint, JSON.parse(text) as Fields);
+    const { status, headers, pieces } = script.answerTo(
+      request.path as Endpoint,
+      JSON.parse(text) as Fields,
+    );
     const body = new BodyQueue();
     if (pieces.length > 1) void arrive(body, pieces);
     else {
@@ -73,12 +79,19 @@ export function replaceInstances(script: Script): InstanceUrls {
   return ["http://p.example:1", "http://d.example:1"];
 }
 
-/** Servers that write each piece when the router, which is in this process, has read the one before. Ends with `vi.restoreAllMocks()`. */
+/**
+ * Servers that write each piece when the router, which is in this process, has read the one before.
+ * Ends with `vi.restoreAllMocks()`.
+ */
 export async function startInstances(script: Script): Promise<InstanceUrls> {
   let writtenBytes = 0;
   let readBytes = 0;
   const { push } = BodyQueue.prototype;
-  vi.spyOn(BodyQueue.prototype, "push").mockImplementation(function (this: BodyQueue, chunk, sender) {
+  vi.spyOn(BodyQueue.prototype, "push").mockImplementation(function (
+    this: BodyQueue,
+    chunk,
+    sender,
+  ) {
     readBytes += chunk.length;
     push.call(this, chunk, sender);
   });

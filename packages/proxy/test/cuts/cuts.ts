@@ -25,10 +25,17 @@ export function everyByte(lengthBytes: number): number[][] {
 }
 
 /** So many times `each` positions of a body, which depend on `what` and the seed. */
-export function randomCuts(count: number, each: number, what: string): (lengthBytes: number) => number[][] {
+export function randomCuts(
+  count: number,
+  each: number,
+  what: string,
+): (lengthBytes: number) => number[][] {
   const seed = createHash("sha256").update(`${SEED} ${what}`).digest().readInt32LE();
   return (lengthBytes) => {
     const position = fc.nat({ max: lengthBytes });
-    return fc.sample(fc.array(position, { minLength: each, maxLength: each }), { seed, numRuns: count });
+    return fc.sample(fc.array(position, { minLength: each, maxLength: each }), {
+      seed,
+      numRuns: count,
+    });
   };
 }

@@ -58,7 +58,10 @@ async function expectSame(
   script.cut = UNCUT;
   script.lengthBytes = 0;
   const whole = await ask(asked);
-  expect([asked, whole]).toMatchObject([asked, { status: 200, body: expect.not.stringContaining("KV_") }]);
+  expect([asked, whole]).toMatchObject([
+    asked,
+    { status: 200, body: expect.not.stringContaining("KV_") },
+  ]);
   expectPerLeg(whole.body, way, asked);
   for (const cuts of cutsFor(script.lengthBytes)) {
     script.cut = cutAt(cuts);

@@ -55,9 +55,14 @@ async function start(how: "pull" | typeof SIDECAR, form: (text: string) => strin
 
 const lines = (end: string) => (text: string) => text.replaceAll("\n", end);
 const multiLine = (text: string) =>
-  text.replaceAll('"choices":[{', '"choices":\ndata: [\ndata: {').replaceAll("}]}\n", "}\ndata: ]}\n");
+  text
+    .replaceAll('"choices":[{', '"choices":\ndata: [\ndata: {')
+    .replaceAll("}]}\n", "}\ndata: ]}\n");
 
-/** A stream as its client gets it: D's KV parameters are hidden, and all other bytes are as they were. */
+/**
+ * A stream as its client gets it: D's KV parameters are hidden, and all other bytes are as they
+ * were.
+ */
 const shown = (text: string) => text.replaceAll(HIDDEN_PARAMS, "null");
 
 const FORMS: readonly (readonly [what: string, form: (text: string) => string])[] = [
@@ -90,7 +95,10 @@ describe.each(FORMS)("a stream with %s", (_what, form) => {
   test("passes a sidecar as it is, with several choices", async () => {
     const { ask } = await start(SIDECAR, form);
     const { text } = decodeAnswer("/v1/completions", { ...choices, stream: true });
-    expect(await ask("/v1/completions", choices)).toEqual({ status: 200, text: byChoice(shown(form(text))) });
+    expect(await ask("/v1/completions", choices)).toEqual({
+      status: 200,
+      text: byChoice(shown(form(text))),
+    });
   });
 
   test("is merged as one in vLLM's form", async () => {
@@ -126,7 +134,10 @@ test.each(["\n", "\r\n", "\r"])(
     const { ask } = await start("pull", () => stream);
     for (const body of [{ prompt: "a" }, choices])
       expect(await ask("/v1/completions", body)).toEqual({ status: 503, text: ERROR });
-    expect(await ask("/v1/messages", { messages: [], max_tokens: 3 })).toEqual({ status: 503, text: ERROR });
+    expect(await ask("/v1/messages", { messages: [], max_tokens: 3 })).toEqual({
+      status: 503,
+      text: ERROR,
+    });
   },
 );
 
@@ -142,11 +153,17 @@ test("an error in the middle passes as it is, wherever it is cut", async () => {
 
 test("field.md R13: KV parameters of several lines are hidden wherever they are cut, and the lines stay", async () => {
   const form = (text: string) =>
-    text.replaceAll(HIDDEN_PARAMS, '\r\ndata: {"remote_host":\r\n: one\r\ndata:"10.9.8.7"\r\ndata: }');
+    text.replaceAll(
+      HIDDEN_PARAMS,
+      '\r\ndata: {"remote_host":\r\n: one\r\ndata:"10.9.8.7"\r\ndata: }',
+    );
   const { ask } = await start("pull", form);
   const { text } = decodeAnswer("/v1/completions", { stream: true });
   const expected = text.replaceAll(HIDDEN_PARAMS, "\r\ndata: \r\n: one\r\ndata:\r\ndata: null");
-  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({ status: 200, text: byChoice(expected) });
+  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({
+    status: 200,
+    text: byChoice(expected),
+  });
 });
 
 test("a server failure that is a stream is one wherever it is cut, without addresses", async () => {

@@ -39,7 +39,11 @@ export const WAYS: readonly Way[] = [
   },
   {
     name: "decode alone, as the request cannot be split",
-    options: (p, d) => ({ prefillers: [p], decoders: [d], policy: { unsplittable: "decode-computes" } }),
+    options: (p, d) => ({
+      prefillers: [p],
+      decoders: [d],
+      policy: { unsplittable: "decode-computes" },
+    }),
     body: { use_beam_search: true },
     streams: false,
     endpoints: ["/v1/completions", "/v1/chat/completions"],
@@ -77,6 +81,9 @@ const STREAM = { stream: true, stream_options: { include_usage: true } };
 export function bodiesOf({ endpoints, streams = true, body: more }: Way): AskedBody[] {
   return BODIES.filter(({ endpoint }) => endpoints?.includes(endpoint) ?? true).flatMap(
     ({ endpoint, body }) =>
-      [{}, ...(streams ? [STREAM] : [])].map((how) => ({ endpoint, body: { ...body, ...how, ...more } })),
+      [{}, ...(streams ? [STREAM] : [])].map((how) => ({
+        endpoint,
+        body: { ...body, ...how, ...more },
+      })),
   );
 }

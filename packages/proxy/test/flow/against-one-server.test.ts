@@ -7,7 +7,9 @@ type Shape = "a proxy" | "a sidecar";
 async function pair(shape: Shape = "a proxy") {
   const vllm = vllmPair();
   const [p1, p2, d1, d2, alone] = await Promise.all(
-    [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) => upstream(answer)),
+    [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) =>
+      upstream(answer),
+    ),
   );
   const [prefillers, decoders] = [
     [p1?.url ?? "", p2?.url ?? ""],
@@ -69,7 +71,8 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
     { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
   ])("answers %j as one server does, and no blocks stay held", async (body) => {
     const { vllm, url, alone, headers } = await pair(shape);
-    const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
+    const ask = async (at: string) =>
+      post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
     const [ours, reference] = [await ask(url), await ask(alone)];
     expect(ours.status).toBe(200);
     expect(await ours.json()).toEqual(await reference.json());
@@ -81,7 +84,8 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
   test.each(completions)("streams %j as one server does", async (body) => {
     const { vllm, url, alone, headers } = await pair(shape);
     const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
-    const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
+    const ask = async (at: string) =>
+      (await post(`${at}/v1/completions`, given, { headers })).text();
     expect(byChoice(await ask(url))).toEqual(byChoice(await ask(alone)));
     expect(vllm.held.size).toBe(0);
     expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
@@ -96,7 +100,9 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
   ])("answers chat %j as one server does, streamed and not", async (body) => {
     const { vllm, url, alone, headers } = await pair(shape);
     const ask = async (at: string, more: object) =>
-      (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
+      (
+        await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })
+      ).text();
     expect(JSON.parse(await ask(url, {}))).toEqual(JSON.parse(await ask(alone, {})));
     if (!("prompt_logprobs" in body))
       expect(byChoice(await ask(url, { stream: true }))).toEqual(
@@ -119,7 +125,11 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
 
   test("refuses more parts than the limit before any leg", async () => {
     const { vllm, url, headers } = await pair(shape);
-    const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 }, { headers });
+    const refused = await post(
+      `${url}/v1/completions`,
+      { prompt: ["a", "b"], n: 200 },
+      { headers },
+    );
     expect([refused.status, vllm.held.size]).toEqual([400, 0]);
   });
 
@@ -127,15 +137,21 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
     "refuses copies with a seed of %s, which vLLM accepts as an integer",
     async (seed) => {
       const { vllm, url, headers } = await pair(shape);
-      const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`, { headers });
-      expect([refused.status, await refused.text()]).toEqual([400, expect.stringContaining("seed is")]);
+      const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`, {
+        headers,
+      });
+      expect([refused.status, await refused.text()]).toEqual([
+        400,
+        expect.stringContaining("seed is"),
+      ]);
       expect(vllm.held.size).toBe(0);
       expect(
-        (await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}', { headers })).status,
+        (await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}', { headers }))
+          .status,
       ).toBe(200);
-      expect((await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`, { headers })).status).toBe(
-        200,
-      );
+      expect(
+        (await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`, { headers })).status,
+      ).toBe(200);
     },
   );
 });
@@ -156,7 +172,9 @@ test("copies of a prompt go to one rank of a data-parallel prefill instance", as
   const { url } = await runProxy({ prefillers: [`${p.url}@0`, `${p.url}@1`], decoders: [d.url] });
   await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
   const ranks = (prompt: string) =>
-    p.seen.filter(({ json }) => json.prompt === prompt).map(({ headers }) => headers["x-data-parallel-rank"]);
+    p.seen
+      .filter(({ json }) => json.prompt === prompt)
+      .map(({ headers }) => headers["x-data-parallel-rank"]);
   expect([ranks("a"), ranks("b")].sort()).toEqual([
     ["0", "0", "0"],
     ["1", "1", "1"],
@@ -168,7 +186,9 @@ test("the vLLM stub answers a proxy that does not split with garbage", async () 
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
   const body = { prompt: ["a", "b"], n: 1 };
   const asked = { ...body, max_tokens: 1, kv_transfer_params: { do_remote_decode: true } };
-  const { kv_transfer_params } = (await (await post(`${p.url}/v1/completions`, asked)).json()) as object & {
+  const { kv_transfer_params } = (await (
+    await post(`${p.url}/v1/completions`, asked)
+  ).json()) as object & {
     kv_transfer_params: object;
   };
   await post(`${d.url}/v1/completions`, { ...body, kv_transfer_params });

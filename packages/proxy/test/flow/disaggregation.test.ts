@@ -1,4 +1,10 @@
-import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import {
+  COMPLETION,
+  decodeOk,
+  KV_PARAMS_TEXT,
+  prefillOk,
+  sendJson,
+} from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
@@ -14,7 +20,9 @@ async function start(options: ProxyOptions, prefill = prefillOk) {
   });
   const reasons = async () => {
     const text = await (await fetch(`${running.adminUrl}/metrics`)).text();
-    const found = text.matchAll(/^kv_proxy_disaggregation_total\{legs="(\d)",reason="([a-z-]+)"\} (\d+)$/gm);
+    const found = text.matchAll(
+      /^kv_proxy_disaggregation_total\{legs="(\d)",reason="([a-z-]+)"\} (\d+)$/gm,
+    );
     return Object.fromEntries(
       [...found].map(([, legs, reason, count]) => [`${legs} ${reason}`, Number(count)]),
     );
@@ -33,9 +41,9 @@ test("a short prompt goes to a decode instance alone, a long one has two legs; t
   expect(prompts(p)).toBe(2);
   // Each in turn, also where the instance was chosen for the decision.
   expect([prompts(d1), prompts(d2)]).toEqual([2, 2]);
-  expect([...d1.seen, ...d2.seen].filter(({ json }) => json.kv_transfer_params !== undefined)).toHaveLength(
-    2,
-  );
+  expect(
+    [...d1.seen, ...d2.seen].filter(({ json }) => json.kv_transfer_params !== undefined),
+  ).toHaveLength(2);
   expect(await reasons()).toEqual({ "1 short-suffix": 2, "2 long-suffix": 2 });
 });
 
@@ -47,7 +55,10 @@ test("the turns of a chat whose prefix a decode instance holds go there alone", 
   const messages = [{ role: "user", content: "a long system prompt ".repeat(100) }];
   for (let turn = 0; turn < 4; turn++) {
     await post(`${url}/v1/chat/completions`, { messages });
-    messages.push({ role: "assistant", content: "hello" }, { role: "user", content: `turn ${turn}` });
+    messages.push(
+      { role: "assistant", content: "hello" },
+      { role: "user", content: `turn ${turn}` },
+    );
   }
   expect(prompts(p)).toBe(1);
   expect([prompts(d1), prompts(d2)].sort()).toEqual([0, 4]);
@@ -65,7 +76,9 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
   });
   await post(`${url}/v1/completions`, { prompt: ids(300) });
   holds = true;
-  const waiting = [1, 2, 3].map((from) => post(`${url}/v1/completions`, { prompt: ids(300, from) }));
+  const waiting = [1, 2, 3].map((from) =>
+    post(`${url}/v1/completions`, { prompt: ids(300, from) }),
+  );
   await expect.poll(async () => (await reasons())["1 prefill-busy"] ?? 0).toBeGreaterThan(0);
   for (const send of held) send();
   holds = false;
@@ -85,7 +98,12 @@ test("a decode instance with requests in flight computes few prompts a second, a
     if (request.json.user !== "held") return decodeOk(request);
     decoding = () => void decodeOk(request);
   });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 100, clock });
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    disaggregateAbove: 100,
+    clock,
+  });
   const send = async (prompt: readonly number[], user = "") => {
     expect((await post(`${url}/v1/completions`, { prompt, user })).status).toBe(200);
     return prompts(p);

@@ -27,22 +27,28 @@ test("an error of the prefill instance keeps its status and body, and no decode 
   expect(proxy.status().prefillers[0]?.failures).toBe(0);
 });
 
-test.each([401, 429, 501])("a %i of the decode instance is passed on, and is not retried", async (status) => {
-  const p = await upstream(prefillOk);
-  const answer = { error: { message: "no" } };
-  const ds = [0, 1].map(() =>
-    upstream(({ response }) => sendJson(response.setHeader("retry-after", "7"), answer, status)),
-  );
-  const [d, other] = await Promise.all(ds);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d?.url ?? "", other?.url ?? ""] });
-  const response = await post(`${url}/v1/completions`, { prompt: "a" });
-  expect([response.status, await response.json(), response.headers.get("retry-after")]).toEqual([
-    status,
-    answer,
-    "7",
-  ]);
-  expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
-});
+test.each([401, 429, 501])(
+  "a %i of the decode instance is passed on, and is not retried",
+  async (status) => {
+    const p = await upstream(prefillOk);
+    const answer = { error: { message: "no" } };
+    const ds = [0, 1].map(() =>
+      upstream(({ response }) => sendJson(response.setHeader("retry-after", "7"), answer, status)),
+    );
+    const [d, other] = await Promise.all(ds);
+    const { url } = await runProxy({
+      prefillers: [p.url],
+      decoders: [d?.url ?? "", other?.url ?? ""],
+    });
+    const response = await post(`${url}/v1/completions`, { prompt: "a" });
+    expect([response.status, await response.json(), response.headers.get("retry-after")]).toEqual([
+      status,
+      answer,
+      "7",
+    ]);
+    expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
+  },
+);
 
 const loadFailed = { error: { message: "KV load failed", type: "InternalServerError", code: 500 } };
 
@@ -99,8 +105,15 @@ test("the only decode instance fails with the KV of a prefill instance that ende
       ? sendJson(seen.response, loadFailed, 500)
       : decodeOk(seen),
   );
-  const createRouting = () => ({ name: "first", choose: (candidates: readonly Instance[]) => candidates[0] });
-  const { url } = await runProxy({ createRouting, prefillers: [ended.url, p.url], decoders: [d.url] });
+  const createRouting = () => ({
+    name: "first",
+    choose: (candidates: readonly Instance[]) => candidates[0],
+  });
+  const { url } = await runProxy({
+    createRouting,
+    prefillers: [ended.url, p.url],
+    decoders: [d.url],
+  });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
   expect([ended, p, d].map(legsAt)).toEqual([1, 1, 2]);
@@ -116,12 +129,19 @@ test.each([
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, await response.json()]).toEqual([status, loadFailed]);
   expect([p, d].map(legsAt)).toEqual([tries, tries]);
-  await expect.poll(() => proxy.status().decoders[0]).toMatchObject({ available: true, in_flight: 0 });
+  await expect
+    .poll(() => proxy.status().decoders[0])
+    .toMatchObject({ available: true, in_flight: 0 });
 });
 
 test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {
   const dead = () => upstream(({ response }) => sendJson(response, loadFailed, 500));
-  const [b1, b2, p, d] = [await dead(), await dead(), await upstream(prefillOk), await upstream(decodeOk)];
+  const [b1, b2, p, d] = [
+    await dead(),
+    await dead(),
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+  ];
   const saved = await runProxy({ prefillers: [b1.url, p.url], decoders: [d.url] });
   expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   const lost = await runProxy({ prefillers: [b1.url, b2.url, p.url], decoders: [d.url] });
@@ -141,22 +161,28 @@ test.each([
   ["", "\n"],
   [": ping\n\n", "\n"],
   [": ping\r\n\r\n", "\r\n"],
-])("a stream that begins (after %j) with an error is answered with the error's code", async (before, end) => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.write(`${before}data: {"error": {"message": "KV lo`);
-    response.end(`ad failed", "code": 500}}${end}${end}data: [DONE]${end}${end}`);
-  });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
-  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
-  expect(response.headers.get("content-type")).toBe("application/json");
-  expect(await errorOf(response)).toMatchObject({ status: 500, message: "KV load failed" });
-});
+])(
+  "a stream that begins (after %j) with an error is answered with the error's code",
+  async (before, end) => {
+    const p = await upstream(prefillOk);
+    const d = await upstream(({ response }) => {
+      response.writeHead(200, { "content-type": "text/event-stream" });
+      response.write(`${before}data: {"error": {"message": "KV lo`);
+      response.end(`ad failed", "code": 500}}${end}${end}data: [DONE]${end}${end}`);
+    });
+    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+    expect(response.headers.get("content-type")).toBe("application/json");
+    expect(await errorOf(response)).toMatchObject({ status: 500, message: "KV load failed" });
+  },
+);
 
 test.each([
   ["without parameters", '{"choices":[{}],"kv_transfer_params":null}'],
-  ["with parameters that promise no KV", '{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":false}}'],
+  [
+    "with parameters that promise no KV",
+    '{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":false}}',
+  ],
 ])("a prefill answer %s is an error, or decode computes by policy", async (_what, body) => {
   const p = await upstream(({ response }) => void response.end(body));
   const d = await upstream(decodeOk);
@@ -178,19 +204,22 @@ test.each([
   ["none but the promise", '{"do_remote_prefill":true}'],
   ["blocks that are none", KV_PARAMS_TEXT.replace("[[1,2]]", '"../../etc"')],
   ["a port that is none", KV_PARAMS_TEXT.replace("5600", "1000000000")],
-])("parameters that would stop a decode engine (%s) are a 502 and reach none", async (_what, params) => {
-  const p = await upstream(
-    ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
-  );
-  const d = await upstream(decodeOk);
-  // The policy is for a prefill instance that has no KV, not for one whose parameters are invalid.
-  const policy = { missingKv: "decode-computes" } as const;
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
-  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
-  expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
-  expect(error.message).toContain("no decode worker could use: kv_transfer_params: remote_");
-  expect(d.seen).toHaveLength(0);
-});
+])(
+  "parameters that would stop a decode engine (%s) are a 502 and reach none",
+  async (_what, params) => {
+    const p = await upstream(
+      ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
+    );
+    const d = await upstream(decodeOk);
+    // The policy is for a prefill instance that has no KV, not for one whose parameters are invalid.
+    const policy = { missingKv: "decode-computes" } as const;
+    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
+    const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
+    expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+    expect(error.message).toContain("no decode worker could use: kv_transfer_params: remote_");
+    expect(d.seen).toHaveLength(0);
+  },
+);
 
 const dies: Answer = ({ response }) => void response.destroy();
 const fails: Answer = ({ response }) => sendJson(response, loadFailed, 500);
@@ -198,31 +227,36 @@ const fails: Answer = ({ response }) => sendJson(response, loadFailed, 500);
 test.each([
   ["the prompt alone", { echo: true, max_tokens: 0 }],
   ["one that cannot be parted", { use_beam_search: true, n: 2 }],
-])("an unsplit request (%s) is tried on one other instance, and on no third", async (_what, fields) => {
-  const two = { ...COMPLETION, choices: [{ index: 0 }, { index: 1 }] };
-  for (const failing of [dies, fails]) {
-    const [bad1, bad2, good, good2] = [
-      await upstream(failing),
-      await upstream(failing),
-      await upstream(({ response }) => sendJson(response, two)),
-      await upstream(({ response }) => sendJson(response, two)),
-    ];
-    const ask = async (urls: string[]) => {
-      const { url } = await runProxy({
-        prefillers: urls,
-        decoders: urls,
-        policy: { unsplittable: "decode-computes" },
-      });
-      return post(`${url}/v1/completions`, { prompt: "a", ...fields });
-    };
-    const saved = await ask([bad1.url, good.url]);
-    expect([saved.status, await saved.json()]).toEqual([200, two]);
-    const lost = await ask([bad1.url, bad2.url, good2.url]);
-    expect(lost.status).toBe(failing === fails ? 500 : 502);
-    if (failing === fails) expect(await lost.json()).toEqual(loadFailed);
-    expect([bad1.seen.length, bad2.seen.length, good.seen.length, good2.seen.length]).toEqual([2, 1, 1, 0]);
-  }
-});
+])(
+  "an unsplit request (%s) is tried on one other instance, and on no third",
+  async (_what, fields) => {
+    const two = { ...COMPLETION, choices: [{ index: 0 }, { index: 1 }] };
+    for (const failing of [dies, fails]) {
+      const [bad1, bad2, good, good2] = [
+        await upstream(failing),
+        await upstream(failing),
+        await upstream(({ response }) => sendJson(response, two)),
+        await upstream(({ response }) => sendJson(response, two)),
+      ];
+      const ask = async (urls: string[]) => {
+        const { url } = await runProxy({
+          prefillers: urls,
+          decoders: urls,
+          policy: { unsplittable: "decode-computes" },
+        });
+        return post(`${url}/v1/completions`, { prompt: "a", ...fields });
+      };
+      const saved = await ask([bad1.url, good.url]);
+      expect([saved.status, await saved.json()]).toEqual([200, two]);
+      const lost = await ask([bad1.url, bad2.url, good2.url]);
+      expect(lost.status).toBe(failing === fails ? 500 : 502);
+      if (failing === fails) expect(await lost.json()).toEqual(loadFailed);
+      expect([bad1.seen.length, bad2.seen.length, good.seen.length, good2.seen.length]).toEqual([
+        2, 1, 1, 0,
+      ]);
+    }
+  },
+);
 
 test("soak: a request that D alone serves is tried on one other instance when its D dies, and on no third", async () => {
   const [bad1, bad2, good] = [await upstream(dies), await upstream(dies), await upstream(decodeOk)];
@@ -307,7 +341,9 @@ test.each([
   ["with a choice that is none", '{"choices":[null]}'],
 ])("a stream %s is a 502, for one prompt and for two", async (_what, data) => {
   const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`));
+  const d = await upstream(({ response }) =>
+    sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`),
+  );
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   for (const prompt of ["a", ["a", "b"]]) {
     const error = await errorOf(await post(`${url}/v1/completions`, { prompt, stream: true }));
@@ -321,7 +357,9 @@ test("two choices in a part's stream fail the request", async () => {
   const text = 'data: {"choices":[{"index":0},{"index":1}]}\n\ndata: [DONE]\n\n';
   const d = await upstream(({ response }) => sendStream(response, text));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
-  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: ["a", "b"], stream: true }));
+  const error = await errorOf(
+    await post(`${url}/v1/completions`, { prompt: ["a", "b"], stream: true }),
+  );
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
 });
 
@@ -354,7 +392,11 @@ test("an unreachable instance is skipped on both legs, and used again when it is
   const clock = manualClock();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const [deadP, deadD] = [await deadUrl(), await deadUrl()];
-  const { url, proxy } = await runProxy({ prefillers: [deadP, p.url], decoders: [deadD, d.url], clock });
+  const { url, proxy } = await runProxy({
+    prefillers: [deadP, p.url],
+    decoders: [deadD, d.url],
+    clock,
+  });
   for (let at = 0; at < 3; at++) {
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   }
@@ -421,7 +463,10 @@ test("after a decode leg that breaks off, the request begins again once, with ne
   expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   expect([p.seen.length, broken?.seen.length, d.seen.length]).toEqual([2, 1, 1]);
 
-  const lost = await runProxy({ prefillers: [p.url], decoders: [broken?.url ?? "", also?.url ?? "", d.url] });
+  const lost = await runProxy({
+    prefillers: [p.url],
+    decoders: [broken?.url ?? "", also?.url ?? "", d.url],
+  });
   expect((await post(`${lost.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
   expect(d.seen.length).toBe(1);
 });
@@ -464,7 +509,9 @@ test.each(["breaks off", "ends without [DONE]", "ends without a choice"])(
     expect(broken).toBe(true);
     expect(text).toContain('data: {"error":');
     expect(text).toContain("KV_PROXY_UPSTREAM_FAILED");
-    await expect.poll(() => proxy.status().requests.failed).toEqual({ KV_PROXY_UPSTREAM_FAILED: 1 });
+    await expect
+      .poll(() => proxy.status().requests.failed)
+      .toEqual({ KV_PROXY_UPSTREAM_FAILED: 1 });
   },
 );
 
@@ -516,9 +563,12 @@ test("of two data-parallel ranks on one URL, only the rank that failed counts a 
   const d = await upstream(({ json, response }) => {
     if (json.prompt === "good") sendJson(response, COMPLETION);
     else {
-      // The first bytes of an answer are more than the proxy checks before it merges; then the connection closes.
+      // The first bytes of an answer are more than the proxy checks before it merges; then the
+      // connection closes.
       response.writeHead(200, { "content-type": "application/json", "content-length": 1000 });
-      response.write('{"id":"cmpl-1","choices":[{"text":"', () => setTimeout(() => response.destroy(), 20));
+      response.write('{"id":"cmpl-1","choices":[{"text":"', () =>
+        setTimeout(() => response.destroy(), 20),
+      );
     }
   });
   const { url, proxy } = await runProxy({
@@ -526,7 +576,8 @@ test("of two data-parallel ranks on one URL, only the rank that failed counts a 
     decoders: [`${d.url}@0`, `${d.url}@1`],
     createRouting: () => ({
       name: "by prompt",
-      choose: (candidates, { request }) => candidates.at(request?.fields.prompt === "good" ? 0 : -1),
+      choose: (candidates, { request }) =>
+        candidates.at(request?.fields.prompt === "good" ? 0 : -1),
     }),
     limits: { heldAnswerLengthBytes: 10 },
   });

@@ -1,4 +1,10 @@
-import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
+import {
+  COMPLETION,
+  prefillOk,
+  STREAM,
+  sendJson,
+  sendStream,
+} from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
@@ -43,7 +49,9 @@ test("choices after the last event of a stream that is merged fail the request",
 test("comments and blank lines after the last event pass", async () => {
   const text = `${STREAM}\n: bye\n\n`;
   const { url } = await start(({ response }) => sendStream(response, text));
-  expect(await (await post(`${url}/v1/completions`, { prompt: "a", stream: true })).text()).toBe(text);
+  expect(await (await post(`${url}/v1/completions`, { prompt: "a", stream: true })).text()).toBe(
+    text,
+  );
 });
 
 test("a server failure of an instance passes without addresses", async () => {

@@ -1,6 +1,12 @@
 import { ServerResponse } from "node:http";
 import { gzipSync } from "node:zlib";
-import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
+import {
+  COMPLETION,
+  prefillOk,
+  STREAM,
+  sendJson,
+  sendStream,
+} from "@kv/testing/http/fake-upstream";
 import { postText, rawClient } from "@kv/testing/http/raw-client";
 import { expect, test, vi } from "vitest";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
@@ -78,7 +84,10 @@ test("a server failure that is changed has no header of the one that the instanc
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, response.headers.get("retry-after")]).toEqual([500, "7"]);
-  expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([null, null]);
+  expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([
+    null,
+    null,
+  ]);
   expect(await response.text()).not.toContain("10.1.2.3");
 });
 
@@ -97,7 +106,10 @@ test.each(["prefill", "decode"])(
     );
     for (const n of [1, 2]) {
       const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a", n }));
-      expect(error).toMatchObject({ status: 502, message: expect.stringContaining("content-encoding gzip") });
+      expect(error).toMatchObject({
+        status: 502,
+        message: expect.stringContaining("content-encoding gzip"),
+      });
     }
   },
 );
@@ -105,7 +117,10 @@ test.each(["prefill", "decode"])(
 test("a failure in the tick of the first events reaches the client after them", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ json, response }) =>
-    sendStream(response, json.prompt === "good" ? STREAM : STREAM.replace("data: [DONE]", "data: {")),
+    sendStream(
+      response,
+      json.prompt === "good" ? STREAM : STREAM.replace("data: [DONE]", "data: {"),
+    ),
   );
   const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   for (const prompt of [
@@ -159,7 +174,10 @@ test("field.md R13: with n, an error in the tick of the first events is told to 
 });
 
 test("streams that are there at once are merged in turns of the event loop, one part in each", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendStream(response, STREAM))];
+  const [p, d] = [
+    await upstream(prefillOk),
+    await upstream(({ response }) => sendStream(response, STREAM)),
+  ];
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   let turn = 0;
   let isCounting = true;
@@ -170,12 +188,17 @@ test("streams that are there at once are merged in turns of the event loop, one 
   setImmediate(count);
   const turns = new Set<number>();
   const write = ServerResponse.prototype.write;
-  vi.spyOn(ServerResponse.prototype, "write").mockImplementation(function (this: ServerResponse, ...args) {
+  vi.spyOn(ServerResponse.prototype, "write").mockImplementation(function (
+    this: ServerResponse,
+    ...args
+  ) {
     // Only a merged answer is written as text.
     if (String(args[0]).includes('"index":') && typeof args[0] === "string") turns.add(turn);
     return Reflect.apply(write, this, args) as boolean;
   });
-  const text = await (await post(`${url}/v1/completions`, { prompt: "a", n: 32, stream: true })).text();
+  const text = await (
+    await post(`${url}/v1/completions`, { prompt: "a", n: 32, stream: true })
+  ).text();
   isCounting = false;
   vi.restoreAllMocks();
   expect(new Set(text.match(/"index":\d+/g)).size).toBe(32);

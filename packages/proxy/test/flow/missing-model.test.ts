@@ -2,7 +2,9 @@ import { COMPLETION, prefillOk, type Seen, sendJson } from "@kv/testing/http/fak
 import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
-const NO_MODEL = { error: { message: "no model", type: "NotFoundError", param: "model", code: 404 } };
+const NO_MODEL = {
+  error: { message: "no model", type: "NotFoundError", param: "model", code: 404 },
+};
 
 /** An instance that has the LoRA adapter `lora`, or not. */
 const instance = (has: boolean, answer: (seen: Seen) => void | Promise<void>) =>
@@ -11,7 +13,11 @@ const instance = (has: boolean, answer: (seen: Seen) => void | Promise<void>) =>
   );
 const decode = ({ response }: Seen) => sendJson(response, COMPLETION);
 
-async function start(mode: "pull" | "push", prefillers: readonly boolean[], decoders: readonly boolean[]) {
+async function start(
+  mode: "pull" | "push",
+  prefillers: readonly boolean[],
+  decoders: readonly boolean[],
+) {
   const p = await Promise.all(prefillers.map((has) => instance(has, prefillOk)));
   const d = await Promise.all(decoders.map((has) => instance(has, decode)));
   const { url } = await runProxy({
@@ -28,9 +34,11 @@ async function start(mode: "pull" | "push", prefillers: readonly boolean[], deco
 /** How often each was asked for a model, without the requests that free blocks. */
 const asked = (of: readonly { readonly seen: readonly Seen[] }[], model: string) =>
   of.map(
-    ({ seen }) => seen.filter(({ json, headers }) => json["model"] === model && !isRelease(headers)).length,
+    ({ seen }) =>
+      seen.filter(({ json, headers }) => json["model"] === model && !isRelease(headers)).length,
   );
-const isRelease = (headers: Seen["headers"]) => String(headers["x-request-id"]).endsWith("-release");
+const isRelease = (headers: Seen["headers"]) =>
+  String(headers["x-request-id"]).endsWith("-release");
 
 test.each(["pull", "push"] as const)(
   "field.md R13: %s: a LoRA adapter that only some instances have is served by these, and the others are asked once",

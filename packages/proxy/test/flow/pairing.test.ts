@@ -16,7 +16,10 @@ afterEach(async () => {
   for (const one of open.splice(0)) await one.close();
 });
 
-/** An engine with both of its servers. As vLLM's, a decode engine fails (500) with KV of an engine of another version. */
+/**
+ * An engine with both of its servers. As vLLM's, a decode engine fails (500) with KV of an engine
+ * of another version.
+ */
 class FakeEngine {
   readonly misfits: string[] = [];
   served = 0;
@@ -33,13 +36,19 @@ class FakeEngine {
   }
 
   get spec() {
-    return { url: `http://127.0.0.1:${this.#ports.http}`, kv: { host: "127.0.0.1", port: this.#ports.side } };
+    return {
+      url: `http://127.0.0.1:${this.#ports.http}`,
+      kv: { host: "127.0.0.1", port: this.#ports.side },
+    };
   }
 
   async start(): Promise<this> {
     this.#starts += 1;
     const engineId = `${this.name}-${this.#starts}-${this.version}`;
-    this.#side = await startSideChannel(() => ({ engineId, vllmVersion: this.version }), this.#ports.side);
+    this.#side = await startSideChannel(
+      () => ({ engineId, vllmVersion: this.version }),
+      this.#ports.side,
+    );
     this.#http = await startUpstream((seen) => {
       const { response, json, path } = seen;
       if (path === "/version") return sendJson(response, { version: this.version });
@@ -56,7 +65,8 @@ class FakeEngine {
         };
         return sendJson(response, { ...COMPLETION, kv_transfer_params: own });
       }
-      if (String(params.remote_engine_id).endsWith(this.version)) return sendJson(response, COMPLETION);
+      if (String(params.remote_engine_id).endsWith(this.version))
+        return sendJson(response, COMPLETION);
       this.misfits.push(String(params.remote_engine_id));
       return sendJson(response, { error: { message: "the hashes differ" } }, 500);
     }, this.#ports.http);
@@ -90,10 +100,15 @@ test("a request goes only to engines with equal hashes; each unpaired instance i
   for (let index = 0; index < 10; index++)
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   expect([p33.served, p32.served, d33.misfits]).toEqual([10, 0, []]);
-  const status = (await (await fetch(`${adminUrl}/status`)).json()) as { prefillers: { pairing: object }[] };
+  const status = (await (await fetch(`${adminUrl}/status`)).json()) as {
+    prefillers: { pairing: object }[];
+  };
   expect(status.prefillers.map((one) => one.pairing)).toMatchObject([
     { state: "paired", partners: 1, engine_id: "p33-1-0.33.0", vllm_version: "0.33.0" },
-    { state: "unpaired", differences: [{ factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" }] },
+    {
+      state: "unpaired",
+      differences: [{ factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" }],
+    },
   ]);
   const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
   expect(metrics).toContain(
@@ -121,7 +136,10 @@ test("two P with one engine_id: none serves, with the reason; one that was there
 
   const one = await runProxy({ ...given, prefillers: [p.spec] });
   expect((await post(`${one.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
-  const added = await post(`${one.adminUrl}/instances/add`, { role: "prefill", instance: same.spec });
+  const added = await post(`${one.adminUrl}/instances/add`, {
+    role: "prefill",
+    instance: same.spec,
+  });
   expect(added.status).toBe(200);
   for (let index = 0; index < 10; index++)
     expect((await post(`${one.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
@@ -168,7 +186,9 @@ test("a rollout of three engines under load changes the pairs without a lost req
   };
   const states = () => {
     const { prefillers, decoders } = proxy.status();
-    return [...prefillers, ...decoders].map((one) => `${one.pairing?.state} ${one.pairing?.partners}`);
+    return [...prefillers, ...decoders].map(
+      (one) => `${one.pairing?.state} ${one.pairing?.partners}`,
+    );
   };
   await answered(50);
   expect(states()).toEqual(["paired 1", "paired 1", "paired 1", "paired 1"]);
@@ -176,7 +196,9 @@ test("a rollout of three engines under load changes the pairs without a lost req
   await answered(50);
   old[0].version = "0.33.0";
   await old[0].start();
-  await expect.poll(states, { timeout: 20_000 }).toEqual(["paired 1", "paired 1", "unpaired 0", "paired 2"]);
+  await expect
+    .poll(states, { timeout: 20_000 })
+    .toEqual(["paired 1", "paired 1", "unpaired 0", "paired 2"]);
   await answered(50);
   // Without a pause: only the new engine id of its answers shows that it was restarted.
   old[0].version = "0.32.0";
@@ -187,7 +209,9 @@ test("a rollout of three engines under load changes the pairs without a lost req
   await answered(50);
   old[1].version = "0.33.0";
   await old[1].start();
-  await expect.poll(states, { timeout: 20_000 }).toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);
+  await expect
+    .poll(states, { timeout: 20_000 })
+    .toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);
   isRunning = false;
   await Promise.all(clients);
   expect(results.filter((status) => status !== 200)).toEqual([]);

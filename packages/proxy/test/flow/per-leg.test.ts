@@ -11,9 +11,9 @@ interface Api {
 }
 /** `tools/vllm/read_api.py` reads it from vLLM's sources. */
 const API = Object.entries(
-  JSON.parse(readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8")) as Readonly<
-    Record<string, Api>
-  >,
+  JSON.parse(
+    readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8"),
+  ) as Readonly<Record<string, Api>>,
 );
 
 describe("field.md R6, R10, R11: one table for each leg", () => {
@@ -61,7 +61,10 @@ test("field.md R6: D's data-parallel rank and the format of its metrics do not r
 const EXPERTS = { ...COMPLETION, choices: [{ ...COMPLETION.choices[0], routed_experts: "AAAA" }] };
 
 test("field.md R11: experts that D cannot know are left out, and a header names them; those of D alone stay", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendJson(response, EXPERTS))];
+  const [p, d] = [
+    await upstream(prefillOk),
+    await upstream(({ response }) => sendJson(response, EXPERTS)),
+  ];
   const instances = { prefillers: [p.url], decoders: [d.url] };
   const { url } = await runProxy(instances);
   for (const body of [{ prompt: "a" }, { prompt: "a", n: 2 }]) {
@@ -80,7 +83,10 @@ test("field.md R13: an answer that is too long to be held has no KV parameters o
     choices: [{ index: 0, text, routed_experts: text }],
     kv_transfer_params: { remote_host: "h" },
   };
-  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendJson(response, long))];
+  const [p, d] = [
+    await upstream(prefillOk),
+    await upstream(({ response }) => sendJson(response, long)),
+  ];
   const { url } = await runProxy({
     prefillers: [p.url],
     decoders: [d.url],
@@ -101,7 +107,13 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
     remote_engine_id: "e",
     remote_request_id: "r",
   };
-  const params = { ...kv, remote_host: "127.0.0.1", remote_port: 5600, tp_size: 1, transfer_mode: "push" };
+  const params = {
+    ...kv,
+    remote_host: "127.0.0.1",
+    remote_port: 5600,
+    tp_size: 1,
+    transfer_mode: "push",
+  };
   const start = async (prefillAnswer: object, delayMs = 0, decodeAnswer: object = COMPLETION) => {
     const p = await upstream(async ({ response }) => {
       await new Promise((resolve) => setTimeout(resolve, delayMs));
@@ -109,13 +121,19 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
     });
     const d = await upstream(({ response }) => sendJson(response, { ...decodeAnswer, usage }));
     return runProxy({
-      ...{ mode: "push", prefillers: [{ url: p.url, kv: { engineId: "e" } }], decoders: [d.url] },
+      mode: "push",
+      prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+      decoders: [d.url],
       limits: { heldAnswerLengthBytes: 100_000 },
     });
   };
 
   test.each([
-    ["as D is told them in pull", { kv_transfer_params: { ...params, remote_prefill_cached_tokens: 4 } }, 4],
+    [
+      "as D is told them in pull",
+      { kv_transfer_params: { ...params, remote_prefill_cached_tokens: 4 } },
+      4,
+    ],
     [
       "of its usage",
       { kv_transfer_params: params, usage: { prompt_tokens_details: { cached_tokens: 0 } } },
@@ -149,23 +167,34 @@ describe("field.md R13: P's limit of one token", () => {
   const tooLong: Answer = ({ json, response }) =>
     sendJson(
       response,
-      { error: { message: `However, you requested ${json["max_tokens"]} output tokens`, code: 400 } },
+      {
+        error: { message: `However, you requested ${json["max_tokens"]} output tokens`, code: 400 },
+      },
       400,
     );
 
-  test.each(["pull", "push"] as const)("%s: its refusal is not what the client reads", async (mode) => {
-    const [p, d] = [await upstream(tooLong), await upstream(tooLong)];
-    const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-    const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
-    const refused = (body: object) =>
-      post(`${url}/v1/completions`, { prompt: "a", ...body }).then(async (answer) => [
-        answer.status,
-        await answer.text(),
+  test.each(["pull", "push"] as const)(
+    "%s: its refusal is not what the client reads",
+    async (mode) => {
+      const [p, d] = [await upstream(tooLong), await upstream(tooLong)];
+      const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
+      const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
+      const refused = (body: object) =>
+        post(`${url}/v1/completions`, { prompt: "a", ...body }).then(async (answer) => [
+          answer.status,
+          await answer.text(),
+        ]);
+      expect(await refused({ max_tokens: 8 })).toEqual([
+        400,
+        expect.stringContaining("requested 8 output"),
       ]);
-    expect(await refused({ max_tokens: 8 })).toEqual([400, expect.stringContaining("requested 8 output")]);
-    const before = d.seen.length;
-    // The client's own limit is P's: nothing is unclear.
-    expect(await refused({ max_tokens: 1 })).toEqual([400, expect.stringContaining("requested 1 output")]);
-    if (mode === "pull") expect(d.seen.length).toBe(before);
-  });
+      const before = d.seen.length;
+      // The client's own limit is P's: nothing is unclear.
+      expect(await refused({ max_tokens: 1 })).toEqual([
+        400,
+        expect.stringContaining("requested 1 output"),
+      ]);
+      if (mode === "pull") expect(d.seen.length).toBe(before);
+    },
+  );
 });

@@ -1,5 +1,11 @@
 import { randomBytes } from "node:crypto";
-import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import {
+  COMPLETION,
+  decodeOk,
+  KV_PARAMS_TEXT,
+  prefillOk,
+  sendJson,
+} from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
@@ -35,7 +41,12 @@ test.each(["/v1/completions", "/v1/chat/completions"])(
       expect(headers).not.toHaveProperty("authorization");
       expect(headers["x-request-id"]).toBe(response.headers.get("x-request-id"));
     }
-    expect(proxy.status().requests).toMatchObject({ in_flight: 0, total: 1, succeeded: 1, failed: {} });
+    expect(proxy.status().requests).toMatchObject({
+      in_flight: 0,
+      total: 1,
+      succeeded: 1,
+      failed: {},
+    });
   },
 );
 
@@ -49,7 +60,11 @@ test("both legs and the answer carry the client's request id", async () => {
     { headers: { "x-request-id": "mine-1:2" } },
   );
   const ids = [p.seen[0], d.seen[0]].map((seen) => seen?.headers["x-request-id"]);
-  expect([...ids, response.headers.get("x-request-id")]).toEqual(["mine-1:2", "mine-1:2", "mine-1:2"]);
+  expect([...ids, response.headers.get("x-request-id")]).toEqual([
+    "mine-1:2",
+    "mine-1:2",
+    "mine-1:2",
+  ]);
 
   const refused = await post(
     `${url}/v1/completions`,
@@ -136,9 +151,14 @@ test("instances take turns, and concurrent requests each get their own answer", 
 
 test("/v1/models comes from a decode instance, /health and /status from the proxy", async () => {
   const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendJson(response, { object: "list", data: [{ id: "m" }] }));
+  const d = await upstream(({ response }) =>
+    sendJson(response, { object: "list", data: [{ id: "m" }] }),
+  );
   const { url } = await runProxy({ prefillers: [p.url], decoders: [`${d.url}/v1`] });
-  expect(await (await fetch(`${url}/v1/models?a=1`)).json()).toEqual({ object: "list", data: [{ id: "m" }] });
+  expect(await (await fetch(`${url}/v1/models?a=1`)).json()).toEqual({
+    object: "list",
+    data: [{ id: "m" }],
+  });
   expect(d.seen[0]).toMatchObject({ method: "GET", path: "/v1/models?a=1" });
   const health = await fetch(`${url}/health`);
   expect([health.status, await health.json()]).toEqual([

@@ -47,7 +47,10 @@ test("sends both legs at once, with the configured coordinates, before the prefi
   const { url, proxy } = await runProxy({
     mode: "push",
     prefillers: [
-      { url: p.url, kv: { ...{ engineId: "engine-p", host: "kv-host", port: 5700 }, tpSize: 4, dcpSize: 4 } },
+      {
+        url: p.url,
+        kv: { engineId: "engine-p", host: "kv-host", port: 5700, tpSize: 4, dcpSize: 4 },
+      },
     ],
     decoders: [d.url],
   });
@@ -82,7 +85,8 @@ test("both legs carry the same unique id, also when the client repeats its own",
   });
   await Promise.all([ask(url), ask(url)]);
   await p.request(1);
-  const ids = (each: FakeUpstream) => each.seen.map(({ headers }) => String(headers["x-request-id"])).sort();
+  const ids = (each: FakeUpstream) =>
+    each.seen.map(({ headers }) => String(headers["x-request-id"])).sort();
   expect(ids(p)).toEqual(ids(d));
   expect(new Set(ids(p)).size).toBe(2);
   for (const id of ids(p)) expect(id).toMatch(/^mine-[0-9a-f-]{36}$/);
@@ -129,7 +133,9 @@ test("the request begins again when the decode leg fails because the prefill eng
 });
 
 test("a prefill answer without KV while both legs are under way is an error, or decode computes by policy", async () => {
-  const p = await upstream(({ response }) => sendJson(response, { id: "x", choices: [{ text: "a" }] }));
+  const p = await upstream(({ response }) =>
+    sendJson(response, { id: "x", choices: [{ text: "a" }] }),
+  );
   const d = await upstream(({ response, json }) => {
     // A leg with the coordinates of a prefill engine waits for its blocks.
     if (json.kv_transfer_params === undefined) sendJson(response, COMPLETION);
@@ -194,7 +200,9 @@ test("a setting makes push legs sequential", async () => {
 });
 
 test("a refusal of the prefill instance is the answer, and the decode leg is aborted", async () => {
-  const p = await upstream(({ response }) => sendJson(response, { error: { message: "too long" } }, 400));
+  const p = await upstream(({ response }) =>
+    sendJson(response, { error: { message: "too long" } }, 400),
+  );
   const d = await upstream(() => {});
   const { url } = await runProxy({
     mode: "push",
@@ -202,7 +210,10 @@ test("a refusal of the prefill instance is the answer, and the decode leg is abo
     decoders: [d.url],
   });
   const response = await ask(url);
-  expect([response.status, await response.json()]).toEqual([400, { error: { message: "too long" } }]);
+  expect([response.status, await response.json()]).toEqual([
+    400,
+    { error: { message: "too long" } },
+  ]);
   await (await d.request(0)).dropped;
 });
 
@@ -277,7 +288,10 @@ test.each([
 );
 
 test("the only decode instance fails with the KV of a prefill instance that ended: the request begins again with another one's", async () => {
-  const [ended, p] = [await upstream(prefillOf(() => "gone")), await upstream(prefillOf(() => "e"))];
+  const [ended, p] = [
+    await upstream(prefillOf(() => "gone")),
+    await upstream(prefillOf(() => "e")),
+  ];
   const d = await upstream((seen) =>
     JSON.stringify(seen.json.kv_transfer_params).includes("gone") ? fails(seen) : decodeOk(seen),
   );
@@ -312,7 +326,10 @@ test.each([
 
 test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {
   const [b1, b2] = [await upstream(fails), await upstream(fails)];
-  const [good, third] = [await upstream(prefillOf(() => "g")), await upstream(prefillOf(() => "g"))];
+  const [good, third] = [
+    await upstream(prefillOf(() => "g")),
+    await upstream(prefillOf(() => "g")),
+  ];
   const d = await upstream(({ response, json }) => {
     const { remote_engine_id } = json.kv_transfer_params as { remote_engine_id: string };
     if (remote_engine_id === "g") sendJson(response, COMPLETION);
@@ -329,7 +346,9 @@ test("after a prefill failure another instance is tried; when both fail, the sec
   const lost = await of(b1, b2, third);
   const response = await ask(lost.url);
   expect([response.status, await response.json()]).toEqual([500, failed]);
-  expect([b1.seen.length, b2.seen.length, good.seen.length, third.seen.length]).toEqual([2, 1, 1, 0]);
+  expect([b1.seen.length, b2.seen.length, good.seen.length, third.seen.length]).toEqual([
+    2, 1, 1, 0,
+  ]);
   expect(lost.proxy.status().decoders[0]?.in_flight).toBe(0);
 });
 
@@ -380,9 +399,9 @@ test("instances with coordinates are added and removed at run time", async () =>
   });
   const change = (what: string, instance: unknown) =>
     post(`${adminUrl}/instances/${what}`, { role: "prefill", instance });
-  expect((await change("add", { url: q.url, kv: { engineId: "q", port: 5800, ppSize: 2 } })).status).toBe(
-    200,
-  );
+  expect(
+    (await change("add", { url: q.url, kv: { engineId: "q", port: 5800, ppSize: 2 } })).status,
+  ).toBe(200);
   expect((await change("remove", p.url)).status).toBe(200);
   await ask(url);
   expect(paramsOf(d, 0)).toMatchObject({
@@ -397,8 +416,14 @@ test("instances with coordinates are added and removed at run time", async () =>
 test("in push, two responses with one request_id of the client's have ids of their own, as the engines match the legs by them", async () => {
   const p = await upstream(({ response }) => {
     const kv_transfer_params = {
-      ...{ do_remote_prefill: true, remote_block_ids: [[1]], remote_engine_id: "e", remote_request_id: "r" },
-      ...{ remote_host: "10.0.0.1", remote_port: 5601, tp_size: 1, transfer_mode: "push" },
+      do_remote_prefill: true,
+      remote_block_ids: [[1]],
+      remote_engine_id: "e",
+      remote_request_id: "r",
+      remote_host: "10.0.0.1",
+      remote_port: 5601,
+      tp_size: 1,
+      transfer_mode: "push",
     };
     sendJson(response, { id: "resp_x", output: [], status: "incomplete", kv_transfer_params });
   });
@@ -408,7 +433,8 @@ test("in push, two responses with one request_id of the client's have ids of the
   for (const mode of ["push", "auto"] as const) {
     const { url } = await runProxy({ mode, prefillers: [p.url], decoders: [d.url] });
     const before = p.seen.length;
-    // The first request learns P's engine one leg after the other; the second one sends both legs at once.
+    // The first request learns P's engine one leg after the other; the second one sends both legs
+    // at once.
     for (let at = 0; at < 2; at += 1) {
       const body = { input: "a", request_id: "own" };
       expect((await post(`${url}/v1/responses`, body)).status).toBe(200);

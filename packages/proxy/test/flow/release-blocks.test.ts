@@ -1,4 +1,10 @@
-import { type Answer, deadUrl, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import {
+  type Answer,
+  deadUrl,
+  decodeOk,
+  prefillOk,
+  sendJson,
+} from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it, test } from "vitest";
 import { isRelease, legsAt, releasesAt } from "../support/releases.js";
@@ -98,14 +104,17 @@ test("when an instance does not free the blocks, the next one is tried", async (
       prefillers: [p.url],
       decoders: others,
       admin: { port: 0 },
-      // The one that cannot pass it on comes first, but for the decode leg of the case in which it is gone.
+      // The one that cannot pass it on comes first, but for the decode leg of the case in which it
+      // is gone.
       createRouting: () => ({
         name: "fixed",
         choose: (candidates, { request }) =>
           candidates.at(first === "gone" && request !== undefined ? -1 : 0),
       }),
     });
-    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(first === "gone" ? 400 : 401);
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(
+      first === "gone" ? 400 : 401,
+    );
     await expect.poll(() => vllm.held.size).toBe(0);
     await expect
       .poll(async () => (await fetch(`${adminUrl}/metrics`)).text())
@@ -229,7 +238,8 @@ test("a stream that has begun is never retried", async () => {
 test("a failed part aborts the other parts, and its error is the answer", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream((seen) => {
-    if (seen.json.prompt !== "waits for ever") sendJson(seen.response, { error: { message: "no" } }, 500);
+    if (seen.json.prompt !== "waits for ever")
+      sendJson(seen.response, { error: { message: "no" } }, 500);
   });
   const { url, proxy } = await runProxy({
     prefillers: [p.url],
@@ -251,7 +261,9 @@ test("the deadline of a request aborts the legs of all its parts", async () => {
     timeouts: { requestMs: 1000 },
   });
   const asked = post(`${url}/v1/completions`, { prompt: ["a", "b", "c"] });
-  const dropped = await Promise.all([0, 1, 2].map(async (at) => (await p.request(at)).dropped.then));
+  const dropped = await Promise.all(
+    [0, 1, 2].map(async (at) => (await p.request(at)).dropped.then),
+  );
   expect(dropped).toHaveLength(3);
   clock.advance(1000);
   expect(await errorOf(await asked)).toMatchObject({ status: 504, code: "KV_REQUEST_TIMEOUT" });

@@ -16,8 +16,9 @@ const answerOf = ({ path }: Seen): Fields =>
   path.includes("responses") ? { id: "r", output: [], status: "completed" } : { ...COMPLETION };
 
 /**
- * A pair of push. A P of vLLM 0.33 frees its blocks when a D has registered its own under the same id, and learns of no refusal. One of this project frees them when a D
- * refuses their parameters. D answers clients' requests with `refuse` where it returns true.
+ * A pair of push. A P of vLLM 0.33 frees its blocks when a D has registered its own under the same
+ * id, and learns of no refusal. One of this project frees them when a D refuses their parameters. D
+ * answers clients' requests with `refuse` where it returns true.
  */
 function pushPair({ isKv, refuse }: { isKv: boolean; refuse: (seen: Seen) => boolean }) {
   const held = new Set<string>();
@@ -28,9 +29,15 @@ function pushPair({ isKv, refuse }: { isKv: boolean; refuse: (seen: Seen) => boo
     if (seen.response.destroyed) return;
     held.add(idOf(seen));
     const kv_transfer_params = {
-      ...{ do_remote_prefill: true, do_remote_decode: false, transfer_mode: "push", tp_size: 1 },
-      ...{ remote_block_ids: [[1]], remote_engine_id: "e", remote_request_id: idOf(seen) },
-      ...{ remote_host: "10.0.0.1", remote_port: 5601 },
+      do_remote_prefill: true,
+      do_remote_decode: false,
+      transfer_mode: "push",
+      tp_size: 1,
+      remote_block_ids: [[1]],
+      remote_engine_id: "e",
+      remote_request_id: idOf(seen),
+      remote_host: "10.0.0.1",
+      remote_port: 5601,
       ...(isKv ? { kv_peer: { incarnation: "i", generation: 1 } } : {}),
     };
     sendJson(seen.response, { ...answerOf(seen), kv_transfer_params });
@@ -83,18 +90,23 @@ describe.each([
   ["vLLM's P", false],
   ["a P of this project", true],
 ])("F1: a push D refuses a request, and its blocks are freed: %s", (_, isKv) => {
-  it.each(["both at once", "prefill-first"] as const)("F1: 120 requests with 400, %s", async (legs) => {
-    const pair = pushPair({ isKv, refuse: refuseLong });
-    const { p, url } = await start(pair, legs === "prefill-first" ? { pushLegs: legs } : {});
-    const answers = await Promise.all(
-      Array.from({ length: 120 }, () => post(`${url}/v1/completions`, { prompt: "a", max_tokens: 1e6 })),
-    );
-    expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([400]));
-    expect(p.seen.length).toBe(120);
-    await expect.poll(() => pair.held.size).toBe(0);
-    // The release of what P no longer holds would take blocks of D for ever.
-    expect(pair.counts.registeredForNothing).toBe(0);
-  });
+  it.each(["both at once", "prefill-first"] as const)(
+    "F1: 120 requests with 400, %s",
+    async (legs) => {
+      const pair = pushPair({ isKv, refuse: refuseLong });
+      const { p, url } = await start(pair, legs === "prefill-first" ? { pushLegs: legs } : {});
+      const answers = await Promise.all(
+        Array.from({ length: 120 }, () =>
+          post(`${url}/v1/completions`, { prompt: "a", max_tokens: 1e6 }),
+        ),
+      );
+      expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([400]));
+      expect(p.seen.length).toBe(120);
+      await expect.poll(() => pair.held.size).toBe(0);
+      // The release of what P no longer holds would take blocks of D for ever.
+      expect(pair.counts.registeredForNothing).toBe(0);
+    },
+  );
 
   it.each([
     ["/v1/chat/completions", { messages: [] }],

@@ -9,7 +9,9 @@ const CHAT = "/v1/chat/completions";
 
 /** A prefill instance that renders prompts with `render`, or does its part. */
 async function rendering(render: Answer) {
-  const started = await upstream((seen) => (seen.path.endsWith("/render") ? render(seen) : prefillOk(seen)));
+  const started = await upstream((seen) =>
+    seen.path.endsWith("/render") ? render(seen) : prefillOk(seen),
+  );
   const rendered = () => started.seen.filter(({ path }) => path.endsWith("/render"));
   return { url: started.url, rendered };
 }
@@ -27,7 +29,9 @@ async function proxied(prefill: string, options: { forwardHeaders?: string[] } =
   };
   const decode = await upstream(decodeOk);
   const { url } = await runProxy({
-    ...{ prefillers: [prefill], decoders: [decode.url], createRouting: () => routing },
+    prefillers: [prefill],
+    decoders: [decode.url],
+    createRouting: () => routing,
     log: {
       ...silentLog,
       warn: (event, fields) => void (event !== "pairing-off" && warnings.push([event, fields])),
@@ -54,7 +58,9 @@ test("both legs are routed by the token ids that an instance has rendered, once 
   expect(answers.map(({ status }) => status)).toEqual([200, 200]);
   await post(`${url}${CHAT}`, { ...body, stream: true });
   expect(tokenIds()).toEqual(Array(6).fill([1, 2, 3]));
-  expect(p.rendered().map(({ path, json }) => [path, json.messages])).toEqual([[`${CHAT}/render`, messages]]);
+  expect(p.rendered().map(({ path, json }) => [path, json.messages])).toEqual([
+    [`${CHAT}/render`, messages],
+  ]);
   expect(p.rendered()[0]?.headers.authorization).toBe("Bearer key");
   await post(`${url}${CHAT}`, { ...body, tools: [] });
   await post(`${url}/v1/messages`, body);
@@ -81,14 +87,22 @@ test("a completion's text is rendered, several copies once; a prompt of token id
 
 test.each<[string, Answer, RegExp]>([
   ["lacks the route", ({ response }) => sendJson(response, {}, 404), /404 .*since 0.32/],
-  ["does not serve the route", ({ response }) => sendJson(response, {}, 403), /403 .*--enable-scale-out/],
+  [
+    "does not serve the route",
+    ({ response }) => sendJson(response, {}, 403),
+    /403 .*--enable-scale-out/,
+  ],
   ["fails", ({ response }) => sendJson(response, {}, 500), /500/],
   [
     "answers without token ids",
     ({ response }) => sendJson(response, { token_ids: "1" }),
     /without token ids/,
   ],
-  ["answers wrong ids", ({ response }) => sendJson(response, { token_ids: [1.5] }), /without token ids/],
+  [
+    "answers wrong ids",
+    ({ response }) => sendJson(response, { token_ids: [1.5] }),
+    /without token ids/,
+  ],
   ["closes the connection", ({ response }) => void response.destroy(), /closed the connection/],
 ])(
   "where the instance %s, requests go on without token ids, and it is logged once",
@@ -100,7 +114,9 @@ test.each<[string, Answer, RegExp]>([
       expect(answer.status).toBe(200);
     }
     expect(tokenIds()).toEqual(Array(6).fill(undefined));
-    expect(warnings).toEqual([["prompt-not-rendered", expect.objectContaining({ instance: p.url })]]);
+    expect(warnings).toEqual([
+      ["prompt-not-rendered", expect.objectContaining({ instance: p.url })],
+    ]);
     expect(warnings[0]?.[1]?.["reason"]).toMatch(why);
   },
 );

@@ -53,7 +53,11 @@ const versioned =
 const metricsOf = async ({ adminUrl }: RunningProxy) => (await fetch(`${adminUrl}/metrics`)).text();
 
 test("a request goes to the prefill instance that its header names, then to the local decode instance with the KV", async () => {
-  const [p, other, d] = [await upstream(prefillOk), await upstream(prefillOk), await upstream(decodeOk)];
+  const [p, other, d] = [
+    await upstream(prefillOk),
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+  ];
   const { url, proxy } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
   expect(proxy.status()).toMatchObject({ flow: "sidecar, pull", prefillers: [] });
   expect(await (await ask(url, hostOf(p))).json()).toEqual(COMPLETION);
@@ -67,15 +71,19 @@ test("a request goes to the prefill instance that its header names, then to the 
 test.each([
   { prompt: ["a", "b"], n: 2, seed: 1 },
   { prompt: "a", use_beam_search: true },
-])("without the header, the decode instance answers %j alone, and gets it unsplit", async (body) => {
-  const d = await upstream(decodeOk);
-  const running = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, admin: { port: 0 } });
-  for (const named of [undefined, "", " "]) expect((await ask(running.url, named, body)).status).toBe(200);
-  expect(d.seen.map(({ json }) => json)).toEqual([body, body, body]);
-  expect(await metricsOf(running)).toContain(
-    'kv_proxy_disaggregation_total{legs="1",reason="no-prefiller"} 3',
-  );
-});
+])(
+  "without the header, the decode instance answers %j alone, and gets it unsplit",
+  async (body) => {
+    const d = await upstream(decodeOk);
+    const running = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, admin: { port: 0 } });
+    for (const named of [undefined, "", " "])
+      expect((await ask(running.url, named, body)).status).toBe(200);
+    expect(d.seen.map(({ json }) => json)).toEqual([body, body, body]);
+    expect(await metricsOf(running)).toContain(
+      'kv_proxy_disaggregation_total{legs="1",reason="no-prefiller"} 3',
+    );
+  },
+);
 
 test("a request with kv_transfer_params is refused, also without the header", async () => {
   const d = await upstream(decodeOk);
@@ -89,9 +97,14 @@ test("the log has no text of bodies, of an instance's answers and no credentials
   const lines: unknown[] = [];
   const keep = (event: string, fields?: LogFields) => void lines.push(event, fields);
   const log = { debug: keep, info: keep, warn: keep, error: keep };
-  const repeats: Answer = ({ response, body }) => sendJson(response, { error: { message: body } }, 500);
+  const repeats: Answer = ({ response, body }) =>
+    sendJson(response, { error: { message: body } }, 500);
   const unreadable: Answer = ({ response, body }) => void response.end(`{"choices":${body}`);
-  const [p, broken, odd] = [await upstream(prefillOk), await upstream(repeats), await upstream(unreadable)];
+  const [p, broken, odd] = [
+    await upstream(prefillOk),
+    await upstream(repeats),
+    await upstream(unreadable),
+  ];
   const d = await upstream(decodeOk);
   const sidecar = { allow: ["127.0.0.1/32"] };
   const { url } = await runProxy({ decoders: [d.url], sidecar, log });
@@ -119,10 +132,23 @@ test("the log has no text of bodies, of an instance's answers and no credentials
 test("a prefill instance that is not allowed gets nothing, and the client 403; the log names it", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const logged: (LogFields & { event: string })[] = [];
-  const log = { ...silentLog, warn: (event: string, fields = {}) => void logged.push({ event, ...fields }) };
+  const log = {
+    ...silentLog,
+    warn: (event: string, fields = {}) => void logged.push({ event, ...fields }),
+  };
   const allow = [`127.0.0.1:${Number(new URL(p.url).port) + 1}`, "10.0.0.0/8", "p.example.org"];
-  const running = await runProxy({ decoders: [d.url], sidecar: { allow }, log, admin: { port: 0 } });
-  const others = [hostOf(p), `10.1.2.3:8000,${hostOf(p)}`, "[::ffff:127.0.0.1]:80", "q.example.org:80"];
+  const running = await runProxy({
+    decoders: [d.url],
+    sidecar: { allow },
+    log,
+    admin: { port: 0 },
+  });
+  const others = [
+    hostOf(p),
+    `10.1.2.3:8000,${hostOf(p)}`,
+    "[::ffff:127.0.0.1]:80",
+    "q.example.org:80",
+  ];
   for (const named of others) {
     const answer = await ask(running.url, named);
     expect(answer.status).toBe(403);
@@ -151,12 +177,19 @@ test.each([
 ])("the header %s is refused with 400", async (named) => {
   const d = await upstream(decodeOk);
   const { url } = await runProxy({ decoders: [d.url], sidecar: { allow: ["*"] } });
-  expect(await errorOf(await ask(url, named))).toMatchObject({ status: 400, code: "KV_REQUEST_INVALID" });
+  expect(await errorOf(await ask(url, named))).toMatchObject({
+    status: 400,
+    code: "KV_REQUEST_INVALID",
+  });
   expect(d.seen).toEqual([]);
 });
 
 test("of several prefill instances, the first serves; the next one where it cannot be reached or fails", async () => {
-  const [first, second, d] = [await upstream(prefillOk), await upstream(prefillOk), await upstream(decodeOk)];
+  const [first, second, d] = [
+    await upstream(prefillOk),
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+  ];
   const failing = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
   const dead = await deadUrl();
   const { url } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
@@ -190,7 +223,8 @@ test("P's blocks are freed when a client leaves between the legs", async () => {
   const vllm = vllmPair();
   const p = await upstream(versioned("0.33.0", vllm.prefill));
   const d = await upstream(vllm.decode);
-  // The engine that the side channel names is not the one that answers, so the sidecar reads it again between the legs.
+  // The engine that the side channel names is not the one that answers, so the sidecar reads it
+  // again between the legs.
   const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0" }));
   open.push(side);
   const { url, proxy } = await runProxy({
@@ -223,7 +257,11 @@ test("a prefill instance that does not fit is passed over for the next one named
   };
   const other = await engine("p-other", "0.32.0");
   const own = await engine("d", "0.33.0");
-  const answered = { ...JSON.parse(KV_PARAMS_TEXT), remote_engine_id: "p-other", remote_port: other.port };
+  const answered = {
+    ...JSON.parse(KV_PARAMS_TEXT),
+    remote_engine_id: "p-other",
+    remote_port: other.port,
+  };
   const misfit = await upstream(
     versioned("0.32.0", ({ response }) =>
       sendJson(response, { ...COMPLETION, kv_transfer_params: answered }),
@@ -244,7 +282,10 @@ test("a prefill instance that does not fit is passed over for the next one named
       },
     }),
   });
-  found({ prefillers: [{ url: misfit.url, kv: { host: "127.0.0.1", port: other.port } }], decoders: [] });
+  found({
+    prefillers: [{ url: misfit.url, kv: { host: "127.0.0.1", port: other.port } }],
+    decoders: [],
+  });
   await ask(url, hostOf(misfit));
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.state).toBe("unpaired");
   const before = requestsOf(misfit).filter((path) => path === "/v1/completions").length;
@@ -276,7 +317,10 @@ test("prefill instances of a discovery are allowed while it finds them", async (
   });
   expect((await ask(url, hostOf(p))).status).toBe(403);
   // The decode instances of a fleet are not those of this sidecar.
-  found({ prefillers: [{ url: p.url, label: "v33" }], decoders: [{ url: "http://10.0.0.9:8000" }] });
+  found({
+    prefillers: [{ url: p.url, label: "v33" }],
+    decoders: [{ url: "http://10.0.0.9:8000" }],
+  });
   expect((await ask(url, hostOf(p))).status).toBe(200);
   expect(proxy.status().decoders.map((one) => one.url)).toEqual([d.url]);
   found({ prefillers: [], decoders: [] });
@@ -300,12 +344,18 @@ test("with TLS, the instances of a discovery and of the header are reached by HT
   });
   // The fake instance has no TLS.
   expect((await ask(url, hostOf(p))).status).toBe(502);
-  expect(proxy.status().prefillers.map((one) => one.url)).toEqual([p.url.replace("http:", "https:")]);
+  expect(proxy.status().prefillers.map((one) => one.url)).toEqual([
+    p.url.replace("http:", "https:"),
+  ]);
 });
 
 test("instances that no request names for ten minutes are forgotten, and one that is drained by hand stays so", async () => {
   const clock = manualClock();
-  const [p, q, d] = [await upstream(prefillOk), await upstream(prefillOk), await upstream(decodeOk)];
+  const [p, q, d] = [
+    await upstream(prefillOk),
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+  ];
   const { url, proxy } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, clock });
   await ask(url, hostOf(p));
   clock.advance(600_000);
@@ -321,10 +371,16 @@ test("health needs the decode instance only; metrics and further routes are the 
     if (path === "/metrics?x=1") response.end("vllm:num_requests_running 0\n");
     else sendJson(response, { path });
   });
-  const { url } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, health: { intervalMs: 1000 } });
+  const { url } = await runProxy({
+    decoders: [d.url],
+    sidecar: LOOPBACK,
+    health: { intervalMs: 1000 },
+  });
   expect((await fetch(`${url}/health`)).status).toBe(200);
   expect(await (await fetch(`${url}/metrics?x=1`)).text()).toBe("vllm:num_requests_running 0\n");
-  expect(await (await post(`${url}/tokenize`, { prompt: "a" })).json()).toEqual({ path: "/tokenize" });
+  expect(await (await post(`${url}/tokenize`, { prompt: "a" })).json()).toEqual({
+    path: "/tokenize",
+  });
   expect(d.seen.at(-1)?.json).toEqual({ prompt: "a" });
   // Not everything that vLLM serves is for clients.
   for (const path of ["/reset_prefix_cache", "/inference/v1/generate"])
@@ -377,7 +433,9 @@ test.each([
 /** The status of a GET over TLS that trusts only `ca`; the code of the error where it fails. */
 function getOverTls(url: string, ca: Buffer): Promise<number | string | undefined> {
   return new Promise((resolve) => {
-    const sent = httpsGet(url, { ca, agent: false }, (answer) => resolve(answer.resume().statusCode));
+    const sent = httpsGet(url, { ca, agent: false }, (answer) =>
+      resolve(answer.resume().statusCode),
+    );
     sent.once("error", (error: NodeJS.ErrnoException) => resolve(error.code));
   });
 }
@@ -401,7 +459,9 @@ test("with TLS it serves its port by the certificate of its files, read again wh
   });
   expect(url).toMatch(/^https:/);
   expect(await getOverTls(`${url}/v1/models`, first.certificate)).toBe(200);
-  expect(await getOverTls(`${url}/v1/models`, second.certificate)).toBe("DEPTH_ZERO_SELF_SIGNED_CERT");
+  expect(await getOverTls(`${url}/v1/models`, second.certificate)).toBe(
+    "DEPTH_ZERO_SELF_SIGNED_CERT",
+  );
   await expect(fetch(`${url.replace("https:", "http:")}/v1/models`)).rejects.toThrow();
   write(second);
   clock.advance(10_000);

@@ -19,7 +19,9 @@ test.each(["prefill", "decode"])(
     await expect(asked).rejects.toThrow();
     await dropped;
     expect(silent.seen).toHaveLength(1);
-    await expect.poll(() => proxy.status().requests).toMatchObject({ in_flight: 0, failed: {}, aborted: 1 });
+    await expect
+      .poll(() => proxy.status().requests)
+      .toMatchObject({ in_flight: 0, failed: {}, aborted: 1 });
     // The disconnect does not count as a failure of the instance.
     for (const one of [...proxy.status().prefillers, ...proxy.status().decoders]) {
       expect(one).toMatchObject({ in_flight: 0, failures: 0, available: true });
@@ -43,7 +45,9 @@ test("a client that disconnects in the middle of a stream aborts the decode leg"
   await response.body?.getReader().read();
   client.abort();
   await (await d.request(0)).dropped;
-  await expect.poll(() => proxy.status().requests).toMatchObject({ in_flight: 0, failed: {}, aborted: 1 });
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ in_flight: 0, failed: {}, aborted: 1 });
 });
 
 /** A client that sends its requests without waiting for answers. */
@@ -52,7 +56,9 @@ function pipeline(url: string, prompts: readonly string[]) {
     const body = JSON.stringify({ prompt });
     return `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
   });
-  const socket = connect(Number(new URL(url).port), "127.0.0.1", () => socket.write(requests.join("")));
+  const socket = connect(Number(new URL(url).port), "127.0.0.1", () =>
+    socket.write(requests.join("")),
+  );
   let received = "";
   socket.setEncoding("utf8").on("data", (text: string) => (received += text));
   return { socket, statuses: () => received.match(/HTTP\/1\.1 [0-9]+/g) };
@@ -98,7 +104,9 @@ test("close refuses new requests, and resolves when those in flight have ended",
   const { response: decode } = await d.request(0);
   const closed = proxy.close();
   expect((await fetch(`${url}/health`)).status).toBe(503);
-  expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "b" }))).toMatchObject({ status: 503 });
+  expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "b" }))).toMatchObject({
+    status: 503,
+  });
   decode.writeHead(200, { "content-type": "text/event-stream" });
   decode.end('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');
   expect(await (await asked).text()).toBe('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');

@@ -9,14 +9,25 @@ import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 const admin = { port: 0 };
 
 test("instances are added, drained and removed while requests pass", async () => {
-  const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
-  const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders: [d1.url], admin });
+  const [p, d1, d2] = [
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+    await upstream(decodeOk),
+  ];
+  const { url, adminUrl, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d1.url],
+    admin,
+  });
   const change = (what: string, instance: string) =>
     post(`${adminUrl}/instances/${what}`, { role: "decode", instance });
-  const ask = async () => expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  const ask = async () =>
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   expect((await change("add", d2.url)).status).toBe(200);
   expect(await errorOf(await change("add", d2.url))).toMatchObject({
-    ...{ status: 409, code: "KV_CONFIG_INVALID", type: "invalid_request_error" },
+    status: 409,
+    code: "KV_CONFIG_INVALID",
+    type: "invalid_request_error",
   });
   await ask();
   await ask();
@@ -31,7 +42,9 @@ test("instances are added, drained and removed while requests pass", async () =>
     status: 404,
     code: "KV_PROXY_NO_INSTANCE",
   });
-  expect((await post(`${adminUrl}/instances/add`, { role: "both", instance: "x" })).status).toBe(400);
+  expect((await post(`${adminUrl}/instances/add`, { role: "both", instance: "x" })).status).toBe(
+    400,
+  );
 });
 
 test("a rank of a data-parallel server is drained and removed alone, and has metrics of its own", async () => {
@@ -50,8 +63,12 @@ test("a rank of a data-parallel server is drained and removed alone, and has met
     [1, "draining"],
   ]);
   const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
-  expect(metrics).toContain(`kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="0"} 3`);
-  expect(metrics).toContain(`kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="1"} 1`);
+  expect(metrics).toContain(
+    `kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="0"} 3`,
+  );
+  expect(metrics).toContain(
+    `kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="1"} 1`,
+  );
   expect((await change("remove", d.url)).status).toBe(404);
   expect((await change("remove", `${d.url}@1`)).status).toBe(200);
   await expect.poll(ranks).toEqual([[0, "up"]]);
@@ -60,7 +77,10 @@ test("a rank of a data-parallel server is drained and removed alone, and has met
 test("admin routes refuse invalid requests with a 4xx in OpenAI's form", async () => {
   const { adminUrl } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin });
   const add = (instance: string) => post(`${adminUrl}/instances/add`, { role: "decode", instance });
-  expect(await errorOf(await add("ftp://x"))).toMatchObject({ status: 400, code: "KV_CONFIG_INVALID" });
+  expect(await errorOf(await add("ftp://x"))).toMatchObject({
+    status: 400,
+    code: "KV_CONFIG_INVALID",
+  });
   const large = (await (await add("x".repeat(70_000))).json()) as { error: object };
   expect(large.error).toMatchObject({ code: "KV_REQUEST_INVALID", hint: "send less at once" });
   expect(await errorOf(await fetch(`${adminUrl}/nothing`))).toMatchObject({
@@ -84,12 +104,18 @@ test("the admin routes are on their own port only, and require the token", async
     expect((await fetch(`${adminUrl + path}?token=wrong`)).status, path).toBe(401);
   }
   const headers = { authorization: `Bearer ${token}` };
-  expect(await (await fetch(`${adminUrl}/status`, { headers })).json()).toMatchObject({ flow: "pull" });
+  expect(await (await fetch(`${adminUrl}/status`, { headers })).json()).toMatchObject({
+    flow: "pull",
+  });
   expect((await fetch(adminUrl)).headers.get("content-type")).toContain("text/html");
 });
 
 test("an admin host other than the loopback requires a token", async () => {
-  const wanted = runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin: { host: "0.0.0.0", port: 0 } });
+  const wanted = runProxy({
+    prefillers: ["p:1"],
+    decoders: ["d:1"],
+    admin: { host: "0.0.0.0", port: 0 },
+  });
   await expect(wanted).rejects.toThrow("admin.token");
 });
 
@@ -128,8 +154,16 @@ test("/events streams requests when they end, with the times of their legs", asy
   await expect.poll(() => text).toContain("event: status");
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-request-id": "shown" } });
   await expect.poll(() => text).toContain("event: request\n");
-  const record = JSON.parse(/event: request\ndata: (.*)\n/.exec(text)?.[1] ?? "{}") as Record<string, number>;
-  expect(record).toMatchObject({ request_id: "shown", outcome: "200", prefill: p.url, decode: d.url });
+  const record = JSON.parse(/event: request\ndata: (.*)\n/.exec(text)?.[1] ?? "{}") as Record<
+    string,
+    number
+  >;
+  expect(record).toMatchObject({
+    request_id: "shown",
+    outcome: "200",
+    prefill: p.url,
+    decode: d.url,
+  });
   const {
     prefill_from_ms = -1,
     prefill_to_ms = -1,
@@ -155,7 +189,9 @@ test("a connection that sends a request before the answer to its last one is ref
   await once(socket, "close");
   expect(text).not.toContain("event: status");
   const pages = Array.from({ length: 32 }, () => new AbortController());
-  const statuses = pages.map(async ({ signal }) => (await fetch(`${adminUrl}/events`, { signal })).status);
+  const statuses = pages.map(
+    async ({ signal }) => (await fetch(`${adminUrl}/events`, { signal })).status,
+  );
   expect(await Promise.all(statuses)).toEqual(pages.map(() => 200));
   for (const page of pages) page.abort();
 });
@@ -193,8 +229,17 @@ test("health checks eject an instance that answers 503, and take it back after a
 test("field.md R13: an instance is asked for its models before it is added", async () => {
   const models = (status: number, body: unknown) =>
     upstream(({ response }) => sendJson(response, body, status));
-  const [p, d, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
-  const { adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin, model: "m" });
+  const [p, d, d2] = [
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+    await upstream(decodeOk),
+  ];
+  const { adminUrl, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    admin,
+    model: "m",
+  });
   const add = async (instance: string) =>
     errorOf(await post(`${adminUrl}/instances/add`, { role: "decode", instance }));
   for (const [instance, why] of [
@@ -205,11 +250,15 @@ test("field.md R13: an instance is asked for its models before it is added", asy
     [(await models(200, { data: [{ id: "a" }, { id: "b" }] })).url, "it serves a, b, and not m"],
   ] as const)
     expect(await add(instance)).toMatchObject({
-      ...{ status: 400, code: "KV_CONFIG_INVALID", message: expect.stringContaining(why) },
+      status: 400,
+      code: "KV_CONFIG_INVALID",
+      message: expect.stringContaining(why),
     });
   expect(proxy.status().decoders).toHaveLength(1);
   // It wants a key, which only clients have.
   for (const instance of [d2.url, (await models(401, {})).url])
-    expect((await post(`${adminUrl}/instances/add`, { role: "decode", instance })).status).toBe(200);
+    expect((await post(`${adminUrl}/instances/add`, { role: "decode", instance })).status).toBe(
+      200,
+    );
   expect(proxy.status().decoders).toHaveLength(3);
 });

@@ -47,7 +47,12 @@ test("serves with a random source that is an instance of a class", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   for (const mode of ["pull", "push", "auto"] as const) {
     const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-    const { url } = await runProxy({ mode, prefillers, decoders: [d.url], random: new ClassRandom() });
+    const { url } = await runProxy({
+      mode,
+      prefillers,
+      decoders: [d.url],
+      random: new ClassRandom(),
+    });
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   }
 });

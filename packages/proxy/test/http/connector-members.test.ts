@@ -9,11 +9,23 @@ const ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1
 const ASKS = { prompt: "a", input: "a", messages: [{ role: "user", content: "a" }] };
 
 /** Each way of a request through a proxy, by the settings and the members that choose it. */
-const FLOWS: readonly (readonly [string, (p: FakeUpstream, d: FakeUpstream) => Settings, object])[] = [
+const FLOWS: readonly (readonly [
+  string,
+  (p: FakeUpstream, d: FakeUpstream) => Settings,
+  object,
+])[] = [
   ["two legs, pull", (p, d) => ({ prefillers: [p.url], decoders: [d.url] }), {}],
   ["two legs, push", (p, d) => ({ mode: "push", prefillers: [p.url], decoders: [d.url] }), {}],
-  ["several prompts", (p, d) => ({ prefillers: [p.url], decoders: [d.url] }), { prompt: ["a", "b"], n: 2 }],
-  ["the prompt alone", (p, d) => ({ prefillers: [p.url], decoders: [d.url] }), { echo: true, max_tokens: 0 }],
+  [
+    "several prompts",
+    (p, d) => ({ prefillers: [p.url], decoders: [d.url] }),
+    { prompt: ["a", "b"], n: 2 },
+  ],
+  [
+    "the prompt alone",
+    (p, d) => ({ prefillers: [p.url], decoders: [d.url] }),
+    { echo: true, max_tokens: 0 },
+  ],
   [
     "--disaggregate-above",
     (p, d) => ({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 1000 }),
@@ -21,7 +33,11 @@ const FLOWS: readonly (readonly [string, (p: FakeUpstream, d: FakeUpstream) => S
   ],
   [
     "--unsplittable decode-computes",
-    (p, d) => ({ prefillers: [p.url], decoders: [d.url], policy: { unsplittable: "decode-computes" } }),
+    (p, d) => ({
+      prefillers: [p.url],
+      decoders: [d.url],
+      policy: { unsplittable: "decode-computes" },
+    }),
     { use_beam_search: true },
   ],
   ["a sidecar without its header", (_, d) => ({ decoders: [d.url], ...LOOPBACK }), {}],
@@ -47,12 +63,20 @@ test.each(FLOWS)(
         expect(refused.message).toContain("vllm_xargs.kv_transfer_params");
       }
       for (const name of ["ec_transfer_params", "kv_hints"]) {
-        const refused = await errorOf(await post(url + path, { ...ASKS, ...more, [name]: {} }, { headers }));
+        const refused = await errorOf(
+          await post(url + path, { ...ASKS, ...more, [name]: {} }, { headers }),
+        );
         expect([refused.status, refused.message]).toEqual([400, expect.stringContaining(name)]);
       }
     }
     expect([p.seen, d.seen]).toEqual([[], []]);
-    const fine = { ...ASKS, max_tokens: 4, ...more, vllm_xargs: { ngram_size: 3 }, kv_transfer_params: null };
+    const fine = {
+      ...ASKS,
+      max_tokens: 4,
+      ...more,
+      vllm_xargs: { ngram_size: 3 },
+      kv_transfer_params: null,
+    };
     expect((await post(`${url}/v1/completions`, fine, { headers })).status).toBe(200);
   },
 );
@@ -66,7 +90,9 @@ test("what a sidecar passes on to its D has no way to a connector either", async
       { vllm_xargs: { kv_transfer_params: "" } },
       { ec_transfer_params: "x" },
     ])
-      expect(await errorOf(await post(url + path, { ...ASKS, ...members }))).toMatchObject({ status: 400 });
+      expect(await errorOf(await post(url + path, { ...ASKS, ...members }))).toMatchObject({
+        status: 400,
+      });
   expect(d.seen).toEqual([]);
 });
 

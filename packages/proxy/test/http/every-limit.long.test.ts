@@ -27,7 +27,13 @@ async function start(limits: Limits = {}, { timeouts = {} as Timeouts, hangs = f
   return {
     p,
     d,
-    ...(await runProxy({ prefillers: [p.url], decoders: [d.url], limits, timeouts, admin: { port: 0 } })),
+    ...(await runProxy({
+      prefillers: [p.url],
+      decoders: [d.url],
+      limits,
+      timeouts,
+      admin: { port: 0 },
+    })),
   };
 }
 
@@ -36,7 +42,11 @@ async function startSidecar() {
   return { d, ...(await runProxy({ decoders: [d.url], sidecar: { allow: ["10.0.0.0/8"] } })) };
 }
 
-const ask = async (url: string, body: unknown = { prompt: "a" }, headers: Record<string, string> = {}) => {
+const ask = async (
+  url: string,
+  body: unknown = { prompt: "a" },
+  headers: Record<string, string> = {},
+) => {
   const response = await post(`${url}/v1/completions`, body, { headers });
   return { status: response.status, retryAfter: response.headers.get("retry-after") };
 };
@@ -56,7 +66,10 @@ async function servesOthers(url: string): Promise<void> {
 }
 
 /** Begins a request that stays in flight. */
-async function inFlight({ url, p }: RunningProxy & Awaited<ReturnType<typeof start>>, from?: string) {
+async function inFlight(
+  { url, p }: RunningProxy & Awaited<ReturnType<typeof start>>,
+  from?: string,
+) {
   const before = p.seen.length;
   await open(url, postText('{"prompt":"a"}'), from);
   await p.request(before);
@@ -132,7 +145,9 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
     const { url, p } = await start({ bodyLengthBytes: 1_000 });
     const client = await open(
       url,
-      postText("").replace("length: 0", "length: 1001").replace("host", "expect: 100-continue\r\nhost"),
+      postText("")
+        .replace("length: 0", "length: 1001")
+        .replace("host", "expect: 100-continue\r\nhost"),
     );
     // The client is not asked for a body that would be refused.
     expect(await statusOf(client)).toBe(413);
@@ -141,7 +156,11 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
     return status;
   },
   "limits.bodiesLengthBytes": async () => {
-    const limits = { bodiesLengthBytes: 50_000, bodiesPerClientLengthBytes: 50_000, bodyLengthBytes: 50_000 };
+    const limits = {
+      bodiesLengthBytes: 50_000,
+      bodiesPerClientLengthBytes: 50_000,
+      bodyLengthBytes: 50_000,
+    };
     const { url } = await start(limits);
     const first = await open(url, unfinished(`{"prompt":"${BIG}aaaaa`));
     await expect.poll(() => first.socket.bytesWritten).toBeGreaterThan(45_000);
@@ -182,7 +201,9 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
   },
   "top-level members of a body": async () => {
     const { url } = await start();
-    return (await ask(url, Object.fromEntries(Array.from({ length: 1_001 }, (_, i) => [`k${i}`, 1])))).status;
+    return (
+      await ask(url, Object.fromEntries(Array.from({ length: 1_001 }, (_, i) => [`k${i}`, 1])))
+    ).status;
   },
   "limits.parts": async () => {
     const { url } = await start({ parts: 2 });
@@ -258,20 +279,29 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
   },
   "admin: headers": async () => {
     const { adminUrl } = await start();
-    return (await fetch(`${adminUrl}/status`, { headers: { "x-long": "a".repeat(17_000) } })).status;
+    return (await fetch(`${adminUrl}/status`, { headers: { "x-long": "a".repeat(17_000) } }))
+      .status;
   },
   "admin: body": async () => {
     const { adminUrl } = await start();
-    return (await post(`${adminUrl}/instances/add`, { role: "decode", instance: "x".repeat(70_000) })).status;
+    return (
+      await post(`${adminUrl}/instances/add`, { role: "decode", instance: "x".repeat(70_000) })
+    ).status;
   },
   "admin: time of a request": async () => {
     const { adminUrl } = await start();
-    return statusIn(await (await open(adminUrl, "GET /status HTTP/1.1\r\nhost: localhost\r\n")).closed);
+    return statusIn(
+      await (await open(adminUrl, "GET /status HTTP/1.1\r\nhost: localhost\r\n")).closed,
+    );
   },
 };
 
 /** Opens pages that follow the events, one after the other; resolves with their statuses. */
-async function followers(adminUrl: string, count: number, localAddress = "127.0.0.1"): Promise<number[]> {
+async function followers(
+  adminUrl: string,
+  count: number,
+  localAddress = "127.0.0.1",
+): Promise<number[]> {
   const statuses: number[] = [];
   for (let at = 0; at < count; at += 1) {
     statuses.push(

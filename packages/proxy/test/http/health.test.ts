@@ -48,7 +48,11 @@ test("an instance whose name does not resolve is not available; so is one that i
     health: { intervalMs: 60_000 },
   });
   expect((await fetch(`${url}/health`)).status).toBe(503);
-  expect(proxy.status().decoders[0]).toMatchObject({ available: false, state: "unreachable", requests: 0 });
+  expect(proxy.status().decoders[0]).toMatchObject({
+    available: false,
+    state: "unreachable",
+    requests: 0,
+  });
   proxy.instances.decode.add({ url: "http://another.invalid:8200" });
   proxy.instances.decode.add({ url: d.url });
   await expect
@@ -82,13 +86,21 @@ test("failures of one rank of a data-parallel server do not count against its si
     prefillers: [p.url],
     decoders: [`${d.url}@0`, `${d.url}@1`],
     timeouts: { coolDownMs: 1, maxCoolDownMs: 1 },
-    log: { ...silentLog, warn: (event, fields = {}) => void (event === "leg-failed" && warned.push(fields)) },
+    log: {
+      ...silentLog,
+      warn: (event, fields = {}) => void (event === "leg-failed" && warned.push(fields)),
+    },
   });
   for (let index = 0; index < 4; index++)
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   const [zero, one] = proxy.status().decoders;
   expect(zero?.failures).toBeGreaterThan(0);
-  expect(one).toMatchObject({ failures: 0, consecutive_failures: 0, last_error: null, state: "up" });
+  expect(one).toMatchObject({
+    failures: 0,
+    consecutive_failures: 0,
+    last_error: null,
+    state: "up",
+  });
   expect(new Set(warned.map(({ instance }) => instance))).toEqual(new Set([`${d.url}@0`]));
 });
 
@@ -114,7 +126,12 @@ test("a client's disconnect and its own 400 are neither failures nor warnings", 
   client.abort();
   await expect(leaving).rejects.toThrow();
   await expect.poll(() => proxy.status().requests.in_flight).toBe(0);
-  expect(proxy.status().requests).toMatchObject({ total: 2, aborted: 1, refused: { 400: 1 }, failed: {} });
+  expect(proxy.status().requests).toMatchObject({
+    total: 2,
+    aborted: 1,
+    refused: { 400: 1 },
+    failed: {},
+  });
   const instances = [...proxy.status().prefillers, ...proxy.status().decoders];
   expect(instances.map(({ failures, last_error: lastError }) => [failures, lastError])).toEqual([
     [0, null],

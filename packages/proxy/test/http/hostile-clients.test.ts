@@ -19,7 +19,11 @@ test.each([
   ["two Host headers", postText(body, "Host: y\r\nconnection: close\r\n"), 400],
   ["HTTP/2.0 in the request line", postText(body).replace("HTTP/1.1", "HTTP/2.0"), 505],
   ["HTTP/1.0 with chunks", postText("", chunked).replace("HTTP/1.1", "HTTP/1.0") + chunks, 400],
-  ["a coding before chunked", postText("", chunked.replace("chunked", "gzip, chunked")) + chunks, 501],
+  [
+    "a coding before chunked",
+    postText("", chunked.replace("chunked", "gzip, chunked")) + chunks,
+    501,
+  ],
 ])("a request with %s is refused, and its connection closes", async (_what, text, status) => {
   const { url, p } = await start();
   const client = await rawClient(url, text);
@@ -66,7 +70,8 @@ test("an error repeats only the begin of a long value, and the log has no text o
   const keep = (event: string, fields?: object) => void lines.push(event, fields);
   const { url } = await start({ log: { debug: keep, info: keep, warn: keep, error: keep } });
   const headers = { authorization: "Bearer secret-key" };
-  const ask = async (text: string) => errorOf(await post(`${url}/v1/completions`, text, { headers }));
+  const ask = async (text: string) =>
+    errorOf(await post(`${url}/v1/completions`, text, { headers }));
   const seed = await ask(`{"prompt":"a","n":2,"seed":"${"7".repeat(1_000_000)}"}`);
   expect(seed.status).toBe(400);
   expect(seed.message.length).toBeLessThan(200);
@@ -79,17 +84,34 @@ test("an error repeats only the begin of a long value, and the log has no text o
 });
 
 test("instances get credentials only where a setting says so, and their absence is logged once", async () => {
-  const headers = { authorization: "Bearer k", cookie: "c", "x-api-key": "k", "x-data-parallel-rank": "1" };
+  const headers = {
+    authorization: "Bearer k",
+    cookie: "c",
+    "x-api-key": "k",
+    "x-data-parallel-rank": "1",
+  };
   const warned: unknown[] = [];
-  const log = { ...silentLog, warn: (event: string, fields?: object) => void warned.push(event, fields) };
+  const log = {
+    ...silentLog,
+    warn: (event: string, fields?: object) => void warned.push(event, fields),
+  };
   const closed = await start({ log });
-  for (const prompt of ["a", "b"]) await post(`${closed.url}/v1/completions`, { prompt }, { headers });
-  const both = ["accept-encoding", "connection", "content-length", "content-type", "host", "x-request-id"];
+  for (const prompt of ["a", "b"])
+    await post(`${closed.url}/v1/completions`, { prompt }, { headers });
+  const both = [
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "x-request-id",
+  ];
   for (const [{ seen }, own] of [
     [closed.p, []],
     [closed.d, ["accept", "x-data-parallel-rank"]],
   ] as const)
-    for (const one of seen) expect(Object.keys(one.headers).sort()).toEqual([...both, ...own].sort());
+    for (const one of seen)
+      expect(Object.keys(one.headers).sort()).toEqual([...both, ...own].sort());
   expect(warned.filter((event) => event === "header-not-forwarded")).toHaveLength(1);
   const open = await start({ forwardHeaders: ["Authorization"] });
   await post(`${open.url}/v1/completions`, { prompt: "a" }, { headers });
@@ -136,7 +158,11 @@ test("strain.md, low: the Host of a request in absolute form is that of its targ
 test("field.md R13: a body with a coding is answered with 415, and names it", async () => {
   const { url } = await start();
   const headers = { "content-type": "application/json", "content-encoding": "gzip" };
-  const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body: "\u001f\u008b" });
+  const answer = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers,
+    body: "\u001f\u008b",
+  });
   expect([answer.status, await answer.json()]).toMatchObject([
     415,
     { error: { message: expect.stringContaining("gzip") } },

@@ -104,11 +104,15 @@ test("headers above the limit are a 431", async () => {
 
 test("refuses bodies that are not JSON, by type or content, and input that is not HTTP", async () => {
   const { url } = await small();
-  const text = await post(`${url}/v1/completions`, "x", { headers: { "content-type": "text/plain" } });
+  const text = await post(`${url}/v1/completions`, "x", {
+    headers: { "content-type": "text/plain" },
+  });
   expect(await errorOf(text)).toMatchObject({ status: 415, code: "KV_REQUEST_INVALID" });
   expect(await errorOf(await post(`${url}/v1/completions`, "{"))).toMatchObject({ status: 400 });
   const noise = await new Promise<string>((resolve, reject) => {
-    const socket = connect(Number(new URL(url).port), "127.0.0.1", () => socket.write("\0\0\r\n\r\n"));
+    const socket = connect(Number(new URL(url).port), "127.0.0.1", () =>
+      socket.write("\0\0\r\n\r\n"),
+    );
     let answer = "";
     socket.setEncoding("utf8").on("data", (chunk: string) => (answer += chunk));
     socket.on("end", () => resolve(answer)).on("error", reject);
@@ -118,7 +122,9 @@ test("refuses bodies that are not JSON, by type or content, and input that is no
 });
 
 test("a prefill answer above the limit is an error", async () => {
-  const p = await upstream(({ response }) => void response.end(JSON.stringify({ text: "a".repeat(1000) })));
+  const p = await upstream(
+    ({ response }) => void response.end(JSON.stringify({ text: "a".repeat(1000) })),
+  );
   const d = await upstream(decodeOk);
   const { url } = await runProxy({
     prefillers: [p.url],
@@ -132,7 +138,11 @@ test("a prefill answer above the limit is an error", async () => {
 test.each([
   [{ prefillers: [], decoders: ["d:1"] }, "KV_CONFIG_INVALID", "prefillers"],
   [{ prefillers: ["p:1", "http://p:1/"], decoders: ["d:1"] }, "KV_CONFIG_INVALID", "given twice"],
-  [{ prefillers: ["p:1"], decoders: ["d:1"], timeouts: { prefillMs: -1 } }, "KV_CONFIG_INVALID", "prefillMs"],
+  [
+    { prefillers: ["p:1"], decoders: ["d:1"], timeouts: { prefillMs: -1 } },
+    "KV_CONFIG_INVALID",
+    "prefillMs",
+  ],
   [
     { prefillers: ["p:1"], decoders: ["d:1"], limits: { bodyBytes: 1 } },
     "KV_CONFIG_UNKNOWN_KEY",
@@ -153,7 +163,12 @@ test.each([
 test("settings without effect are logged", () => {
   const warned: unknown[] = [];
   const warn = (event: string, fields?: object) => void warned.push([event, fields]);
-  createProxy({ prefillers: ["p:1"], decoders: ["d:1"], pushLegs: "at-once", log: { ...silentLog, warn } });
+  createProxy({
+    prefillers: ["p:1"],
+    decoders: ["d:1"],
+    pushLegs: "at-once",
+    log: { ...silentLog, warn },
+  });
   expect(warned).toEqual([["setting-unused", { setting: "pushLegs", why: "mode is pull" }]]);
 });
 

@@ -14,7 +14,10 @@ const event = (name: string, data: object) =>
 const STREAM =
   event("message_start", { message: { ...message, content: [] } }) +
   event("content_block_start", { index: 0, content_block: { type: "text", text: "" } }) +
-  event("content_block_delta", { index: 0, delta: { type: "text_delta", text: 'an "error": hello' } }) +
+  event("content_block_delta", {
+    index: 0,
+    delta: { type: "text_delta", text: 'an "error": hello' },
+  }) +
   event("content_block_stop", { index: 0 }) +
   event("message_delta", { delta: { stop_reason: "end_turn" } }) +
   event("message_stop", {});
@@ -23,7 +26,9 @@ const failure = event("error", { error: { type: "api_error", message: "KV load f
 async function pair(decode: Answer) {
   const p = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" });
-    response.end(`{"id":"msg_1","type":"message","content":[],"kv_transfer_params":${KV_PARAMS_TEXT}}`);
+    response.end(
+      `{"id":"msg_1","type":"message","content":[],"kv_transfer_params":${KV_PARAMS_TEXT}}`,
+    );
   });
   const d = await upstream(decode);
   return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url] })) };
@@ -83,10 +88,14 @@ test("an error in the first event becomes an error answer; one in the middle pas
     500,
     { type: "error", error: { type: "api_error" } },
   ]);
-  const later = await pair(({ response }) => sendStream(response, `${STREAM.slice(0, 200)}\n\n${failure}`));
+  const later = await pair(({ response }) =>
+    sendStream(response, `${STREAM.slice(0, 200)}\n\n${failure}`),
+  );
   const response = await post(`${later.url}/v1/messages`, { ...body, stream: true });
   expect(await response.text()).toContain("KV load failed");
-  await expect.poll(() => later.proxy.status().requests.failed).toEqual({ KV_PROXY_UPSTREAM_FAILED: 1 });
+  await expect
+    .poll(() => later.proxy.status().requests.failed)
+    .toEqual({ KV_PROXY_UPSTREAM_FAILED: 1 });
 });
 
 test.each([

@@ -39,7 +39,10 @@ const CONTRASTS = `(() => {
   });
 })()`;
 
-/** What the table of requests shows: the page's width, the ticks, the share of the axis that fast requests take, and ids. */
+/**
+ * What the table of requests shows: the page's width, the ticks, the share of the axis that fast
+ * requests take, and ids.
+ */
 const REQUESTS = `({
   wide: document.documentElement.scrollWidth,
   axis: Array.from(document.querySelectorAll("#axis i"), (tick) => tick.textContent),
@@ -86,9 +89,17 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
     try {
       await page.waitForSelector("#connection[data-state=live]");
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=up]`);
-      await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-request-id": "first" } });
+      await post(
+        `${url}/v1/completions`,
+        { prompt: "a" },
+        { headers: { "x-request-id": "first" } },
+      );
       await page.waitForSelector("#requests tr[data-request=first] .bar .prefill");
-      await post(`${url}/v1/completions`, { prompt: "a", n: 0 }, { headers: { "x-request-id": "refused" } });
+      await post(
+        `${url}/v1/completions`,
+        { prompt: "a", n: 0 },
+        { headers: { "x-request-id": "refused" } },
+      );
       await page.waitForSelector("#requests tr[data-request=refused] .failed");
       const rows = await page.$$eval("#requests tbody tr", (all) =>
         all.map((row) => [row.dataset.request, row.querySelectorAll(".bar span").length]),
@@ -111,17 +122,27 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       await upstream(async ({ json, response }) => {
         const { prompt } = json as { prompt: string };
         if (prompt !== "fast")
-          await new Promise((resolve) => setTimeout(resolve, prompt === "slow" ? 900 : 1e5).unref());
+          await new Promise((resolve) =>
+            setTimeout(resolve, prompt === "slow" ? 900 : 1e5).unref(),
+          );
         if (!response.destroyed) sendJson(response, COMPLETION);
       }),
     ];
-    const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin: { port: 0 } });
+    const { url, adminUrl } = await runProxy({
+      prefillers: [p.url],
+      decoders: [d.url],
+      admin: { port: 0 },
+    });
     const { page, complaints } = await open(adminUrl);
     try {
       await page.waitForSelector("#connection[data-state=live]");
       const leaves = new AbortController();
       const send = (prompt: string, id: string) =>
-        post(`${url}/v1/completions`, { prompt }, { headers: { "x-request-id": id }, signal: leaves.signal });
+        post(
+          `${url}/v1/completions`,
+          { prompt },
+          { headers: { "x-request-id": id }, signal: leaves.signal },
+        );
       for (const prompt of ["slow", ...Array.from({ length: 8 }, () => "fast")])
         await send(prompt, `one-client-with-long-ids-${prompt}`);
       const held = send("held", "held").catch(() => undefined);
@@ -150,7 +171,10 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         expect(new Set(found.ids).size).toBe(2);
         expect(await page.$$(".bar.cut")).not.toHaveLength(0);
         if (screenshots !== undefined)
-          await page.screenshot({ path: `${screenshots}/requests-${scheme}-${width}.png`, fullPage: true });
+          await page.screenshot({
+            path: `${screenshots}/requests-${scheme}-${width}.png`,
+            fullPage: true,
+          });
       }
       leaves.abort();
       await held;
@@ -171,7 +195,10 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       }),
     ];
     const { url, adminUrl } = await runProxy({
-      ...{ prefillers: [p.url], decoders: [d.url], admin: { port: 0 }, disaggregateAbove: 8 },
+      prefillers: [p.url],
+      decoders: [d.url],
+      admin: { port: 0 },
+      disaggregateAbove: 8,
     });
     const { page, complaints } = await open(adminUrl);
     try {
@@ -196,9 +223,13 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
           await page.setViewport({ width, height: 900 });
           // Nothing is cut off, and no table needs to be scrolled.
           expect(
-            await page.$$eval(".scroll", (all) => all.map((one) => one.scrollWidth - one.clientWidth)),
+            await page.$$eval(".scroll", (all) =>
+              all.map((one) => one.scrollWidth - one.clientWidth),
+            ),
           ).toEqual([0, 0, 0]);
-          expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(width);
+          expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(
+            width,
+          );
           const contrasts = await page.evaluate(CONTRASTS);
           expect(contrasts).toEqual([]);
           if (screenshots !== undefined)
@@ -244,7 +275,8 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       for (const scheme of ["light", "dark"]) {
         await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
         expect(await page.evaluate(CONTRASTS)).toEqual([]);
-        if (screenshots !== undefined) await page.screenshot({ path: `${screenshots}/pairs-${scheme}.png` });
+        if (screenshots !== undefined)
+          await page.screenshot({ path: `${screenshots}/pairs-${scheme}.png` });
       }
       expect(complaints).toEqual([]);
     } finally {

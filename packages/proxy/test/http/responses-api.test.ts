@@ -7,7 +7,9 @@ const output = [{ type: "message", content: [{ type: "output_text", text: "hello
 async function pair() {
   const p = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" });
-    response.end(`{"id":"resp_1","output":[],"status":"incomplete","kv_transfer_params":${KV_PARAMS_TEXT}}`);
+    response.end(
+      `{"id":"resp_1","output":[],"status":"incomplete","kv_transfer_params":${KV_PARAMS_TEXT}}`,
+    );
   });
   const d = await upstream(({ json, response }) => {
     if (json.stream !== true) {
@@ -16,7 +18,9 @@ async function pair() {
     }
     response.writeHead(200, { "content-type": "text/event-stream" });
     response.write('event: response.created\ndata: {"type":"response.created"}\n\n');
-    response.end(`event: response.completed\ndata: ${JSON.stringify({ response: { output } })}\n\n`);
+    response.end(
+      `event: response.completed\ndata: ${JSON.stringify({ response: { output } })}\n\n`,
+    );
   });
   return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url] })) };
 }
@@ -29,7 +33,10 @@ test("/v1/responses: the prefill leg has one token of max_output_tokens, the dec
   expect(await response.json()).toMatchObject({ output, status: "completed" });
   expect(p.seen[0]?.json).toMatchObject({ ...body, max_output_tokens: 1, stream: false });
   expect(p.seen[0]?.json).not.toHaveProperty("max_tokens");
-  expect(d.seen[0]?.json).toMatchObject({ ...body, kv_transfer_params: { do_remote_prefill: true } });
+  expect(d.seen[0]?.json).toMatchObject({
+    ...body,
+    kv_transfer_params: { do_remote_prefill: true },
+  });
 });
 
 test("a stream of the Responses API is complete with its own last event", async () => {

@@ -26,14 +26,19 @@ test.each([
   const { url } = await start();
   const response = await fetch(url + path, { method });
   expect([response.status, response.headers.get("allow")]).toEqual([405, allow]);
-  expect((await response.json()) as object).toMatchObject({ error: { type: "invalid_request_error" } });
+  expect((await response.json()) as object).toMatchObject({
+    error: { type: "invalid_request_error" },
+  });
 });
 
 test("/v1/models/ID is the model of the list; another one is a 404", async () => {
   const { url, proxy } = await start();
   for (const path of ["org/m", "org%2Fm"]) {
     const response = await fetch(`${url}/v1/models/${path}`);
-    expect([response.status, await response.json()]).toEqual([200, { id: "org/m", object: "model" }]);
+    expect([response.status, await response.json()]).toEqual([
+      200,
+      { id: "org/m", object: "model" },
+    ]);
   }
   for (const path of ["other", "", "%zz", "../../metrics%00"]) {
     const response = await fetch(`${url}/v1/models/${path}`);
@@ -53,11 +58,9 @@ test("with cors.origins, pages of these origins may read answers and errors; of 
     "access-control-request-headers": "authorization, content-type",
   };
   const asked = await ask(origin, "OPTIONS", preflight);
-  expect([asked.status, allowed(asked), asked.headers.get("access-control-allow-headers")]).toEqual([
-    204,
-    origin,
-    "authorization, content-type",
-  ]);
+  expect([asked.status, allowed(asked), asked.headers.get("access-control-allow-headers")]).toEqual(
+    [204, origin, "authorization, content-type"],
+  );
   for (const method of ["GET", "POST"]) expect(allowed(await ask(origin, method))).toBe(origin);
   const other = await ask("https://evil.example", "OPTIONS", preflight);
   expect([other.status, allowed(other)]).toEqual([403, null]);
@@ -83,14 +86,23 @@ test("with instanceRoutes, instances are added and removed on the clients' port,
   });
   expect(events).toContain("instance-routes-without-token");
   const [p2, d2] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const urls = () => [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
+  const urls = () =>
+    [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
   const before = urls();
-  expect((await post(`${url}/instances/add`, { type: "prefill", instance: p2.url })).status).toBe(200);
-  expect((await post(`${url}/instances/add`, { role: "decode", instance: d2.url })).status).toBe(200);
+  expect((await post(`${url}/instances/add`, { type: "prefill", instance: p2.url })).status).toBe(
+    200,
+  );
+  expect((await post(`${url}/instances/add`, { role: "decode", instance: d2.url })).status).toBe(
+    200,
+  );
   expect(urls()).toHaveLength(4);
-  expect((await post(`${url}/instances/drain`, { role: "decode", instance: d2.url })).status).toBe(200);
+  expect((await post(`${url}/instances/drain`, { role: "decode", instance: d2.url })).status).toBe(
+    200,
+  );
   expect(proxy.status().decoders[1]?.state).toBe("draining");
-  expect((await post(`${url}/instances/remove`, { type: "decode", instance: d2.url })).status).toBe(200);
+  expect((await post(`${url}/instances/remove`, { type: "decode", instance: d2.url })).status).toBe(
+    200,
+  );
   await post(`${url}/instances/remove`, { type: "prefill", instance: p2.url });
   await expect.poll(urls).toEqual(before);
   expect((await fetch(`${url}/instances/add`)).status).toBe(405);
@@ -102,7 +114,8 @@ test("with instanceRoutes, instances are added and removed on the clients' port,
   ])
     expect((await post(`${url}/instances/add`, body)).status).toBe(400);
   expect(
-    (await errorOf(await post(`${url}/instances/drain`, { role: "decode", instance: "nobody:1" }))).status,
+    (await errorOf(await post(`${url}/instances/drain`, { role: "decode", instance: "nobody:1" })))
+      .status,
   ).toBe(404);
 });
 
@@ -115,9 +128,9 @@ test("the instance routes require their token, and refuse web pages without one"
   const closed = await start({ instanceRoutes: { token } });
   expect((await post(`${closed.url}/instances/add`, change)).status).toBe(401);
   const authorization = `Bearer ${token}`;
-  expect((await post(`${closed.url}/instances/add`, change, { headers: { authorization } })).status).toBe(
-    200,
-  );
+  expect(
+    (await post(`${closed.url}/instances/add`, change, { headers: { authorization } })).status,
+  ).toBe(200);
   // As vLLM's demo proxy takes it.
   const key = { headers: { "x-api-key": token } };
   expect((await post(`${closed.url}/instances/drain`, change, key)).status).toBe(200);
@@ -129,7 +142,11 @@ test("the instance routes require their token, and refuse web pages without one"
 
 test("the status has the names of vLLM's demo proxies too, and addresses only where instances are exposed", async () => {
   const kv = { engineId: "e", host: "10.0.0.1", port: 5601, tpSize: 2, ppSize: 1 };
-  const options = { mode: "push", prefillers: [{ url: "p:1", kv }], decoders: ["d:1", "d:2"] } as const;
+  const options = {
+    mode: "push",
+    prefillers: [{ url: "p:1", kv }],
+    decoders: ["d:1", "d:2"],
+  } as const;
   const statusOf = async (exposeInstances: boolean) => {
     const { url } = await runProxy({
       ...options,
@@ -141,13 +158,14 @@ test("the status has the names of vLLM's demo proxies too, and addresses only wh
   };
   const counts = { mode: "push", prefill_node_count: 1, decode_node_count: 2 };
   expect(await statusOf(true)).toMatchObject({
-    ...{ ...counts, prefill_nodes: ["p:1"], decode_nodes: ["d:1", "d:2"], prefill_engine_id: "e" },
-    ...{
-      prefill_kv_host: "10.0.0.1",
-      prefill_side_channel_port: 5601,
-      prefill_tp_size: 2,
-      prefill_pp_size: 1,
-    },
+    ...counts,
+    prefill_nodes: ["p:1"],
+    decode_nodes: ["d:1", "d:2"],
+    prefill_engine_id: "e",
+    prefill_kv_host: "10.0.0.1",
+    prefill_side_channel_port: 5601,
+    prefill_tp_size: 2,
+    prefill_pp_size: 1,
   });
   const hidden = await statusOf(false);
   expect(hidden).toMatchObject(counts);
@@ -159,9 +177,9 @@ interface Api {
 }
 /** `tools/vllm/read_api.py` reads it from vLLM's sources. */
 const API = Object.entries(
-  JSON.parse(readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8")) as Readonly<
-    Record<string, Api>
-  >,
+  JSON.parse(
+    readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8"),
+  ) as Readonly<Record<string, Api>>,
 );
 const OWN = ["GET /v1/models", "GET /health"];
 const SERVED = [
@@ -174,7 +192,9 @@ test.each(API)(
   "field.md R9: each route of vLLM %s is served or refused with the reason",
   (_release, { routes }) => {
     expect(routes.length).toBeGreaterThan(70);
-    expect(routes.filter((route) => SERVED.includes(route) === REFUSED_ROUTES.has(route))).toEqual([]);
+    expect(routes.filter((route) => SERVED.includes(route) === REFUSED_ROUTES.has(route))).toEqual(
+      [],
+    );
   },
 );
 
@@ -188,7 +208,10 @@ test("field.md R9: what needs no KV goes to D as it is, at a router and at a sid
   const sidecar = await start({ prefillers: [], sidecar: { allow: ["127.0.0.0/8"] } });
   for (const { url, d, p } of [router, sidecar]) {
     for (const path of DECODE_ROUTES)
-      expect([path, (await post(`${url}${path}`, { input: "a", n: 1 })).status]).toEqual([path, 200]);
+      expect([path, (await post(`${url}${path}`, { input: "a", n: 1 })).status]).toEqual([
+        path,
+        200,
+      ]);
     expect(d.seen.map(({ method, path, json }) => [method, path, json])).toEqual(
       DECODE_ROUTES.map((path) => ["POST", path, { input: "a", n: 1 }]),
     );
@@ -203,7 +226,9 @@ test("field.md R9: what needs no KV goes to D as it is, at a router and at a sid
     const { status, message } = await errorOf(await post(router.url + path, {}));
     expect([status, message]).toEqual([404, expect.stringMatching(/is not served here: ./)]);
   }
-  expect((await errorOf(await fetch(`${router.url}/metrics`))).message).toContain("the state of one server");
+  expect((await errorOf(await fetch(`${router.url}/metrics`))).message).toContain(
+    "the state of one server",
+  );
   expect((await fetch(`${sidecar.url}/metrics`)).status).toBe(200);
 });
 
@@ -218,7 +243,9 @@ test("field.md R13: HEAD is answered as GET, without a body", async () => {
 
 test("field.md R13: a model that one of two D has is listed each time, with a note", async () => {
   const models = (...ids: string[]) =>
-    upstream(({ response }) => sendJson(response, { object: "list", data: ids.map((id) => ({ id })) }));
+    upstream(({ response }) =>
+      sendJson(response, { object: "list", data: ids.map((id) => ({ id })) }),
+    );
   const [p, d1, d2] = [await upstream(prefillOk), await models("m", "lora"), await models("m")];
   const broken = await upstream(({ response }) => sendJson(response, {}, 500));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d1.url, d2.url, broken.url] });

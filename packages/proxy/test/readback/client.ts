@@ -4,7 +4,10 @@ import { idsOf, outputOf } from "./turn-servers.js";
 
 type Fields = Record<string, unknown>;
 
-/** Sends a request and returns the text of its choices. What the client has not asked for must not be in the answer. */
+/**
+ * Sends a request and returns the text of its choices. What the client has not asked for must not
+ * be in the answer.
+ */
 export async function ask(url: string, path: string, body: Fields): Promise<string[]> {
   const response = await post(`${url}${path}`, body);
   const text = await response.text();
@@ -12,7 +15,9 @@ export async function ask(url: string, path: string, body: Fields): Promise<stri
   expect(text).not.toContain("remote_request_id");
   expect(/token_ids":\s*\[/.test(text)).toBe(body.return_token_ids === true);
   if (body.stream !== true) {
-    const { choices } = JSON.parse(text) as { choices: { text?: string; message?: { content: string } }[] };
+    const { choices } = JSON.parse(text) as {
+      choices: { text?: string; message?: { content: string } }[];
+    };
     return choices.map((choice) => choice.text ?? choice.message?.content ?? "");
   }
   expect(text.endsWith("data: [DONE]\n\n")).toBe(true);

@@ -25,7 +25,18 @@ interface Step {
 }
 
 const KINDS: readonly Step["kind"][] = [
-  ...(["turn", "turn", "turn", "turn", "turn", "branch", "branch", "regenerate", "edit", "shorter"] as const),
+  ...([
+    "turn",
+    "turn",
+    "turn",
+    "turn",
+    "turn",
+    "branch",
+    "branch",
+    "regenerate",
+    "edit",
+    "shorter",
+  ] as const),
   ...([
     "new",
     "copies",
@@ -80,7 +91,9 @@ function bodyOf(
   };
   if (kind === "ids" || kind === "text") {
     const prompt =
-      kind === "text" ? conversation.prompt : [...conversation.prompt].map((one) => one.codePointAt(0));
+      kind === "text"
+        ? conversation.prompt
+        : [...conversation.prompt].map((one) => one.codePointAt(0));
     return {
       path: "/v1/completions",
       body: { ...common, prompt },
@@ -111,21 +124,28 @@ function bodyOf(
     path: "/v1/chat/completions",
     body: { ...common, ...more, messages: asked, ...(kind === "regenerate" ? { seed: at } : {}) },
     answered: (text) => {
-      if (kind !== "branch") conversation.messages = [...asked, { role: "assistant", content: text }];
+      if (kind !== "branch")
+        conversation.messages = [...asked, { role: "assistant", content: text }];
     },
   };
 }
 
 type Routers = "one" | "two workers" | "two routers";
 
-/** Proxies in front of the same servers: with one store, as workers have it, or each with its own. */
+/**
+ * Proxies in front of the same servers: with one store, as workers have it, or each with its own.
+ */
 async function startRouters(routers: Routers, prefill: string, decode: string) {
   const settings = {
-    ...{ prefillers: [prefill], decoders: [decode], readback: { cachePercent: 30 } },
-    ...{ pairing: { mode: "off" as const }, health: { intervalMs: 0 } },
+    prefillers: [prefill],
+    decoders: [decode],
+    readback: { cachePercent: 30 },
+    pairing: { mode: "off" as const },
+    health: { intervalMs: 0 },
   };
   const store = new KeptObjects({ clock: systemClock(), ttlMs: 60_000 });
-  const plain = (value: unknown) => (value === undefined ? undefined : JSON.parse(JSON.stringify(value)));
+  const plain = (value: unknown) =>
+    value === undefined ? undefined : JSON.parse(JSON.stringify(value));
   const shared = {
     status: () => Promise.reject(new Error("not asked")),
     changeInstance: () => Promise.reject(new Error("not asked")),
@@ -136,7 +156,9 @@ async function startRouters(routers: Routers, prefill: string, decode: string) {
     { length: count },
     () => new PrefillDecodeProxy(settings, routers === "two workers" ? shared : undefined),
   );
-  const urls = await Promise.all(proxies.map(async (proxy) => (await proxy.listen({ port: 0 })).url));
+  const urls = await Promise.all(
+    proxies.map(async (proxy) => (await proxy.listen({ port: 0 })).url),
+  );
   return { urls, close: () => Promise.all(proxies.map((proxy) => proxy.close())) };
 }
 
@@ -195,9 +217,12 @@ test.each(["one", "two workers", "two routers"] as const)(
   async (routers) => {
     let reads = 0;
     await fc.assert(
-      fc.asyncProperty(fc.array(STEP, { minLength: 8, maxLength: 20, size: "max" }), async (steps) => {
-        reads += (await run(steps, routers)).counts.reads;
-      }),
+      fc.asyncProperty(
+        fc.array(STEP, { minLength: 8, maxLength: 20, size: "max" }),
+        async (steps) => {
+          reads += (await run(steps, routers)).counts.reads;
+        },
+      ),
       { numRuns: isLongRun ? 150 : 6, seed: 48, endOnFailure: !isLongRun },
     );
     // Else it would show nothing.

@@ -9,7 +9,9 @@ import { TurnServers } from "./turn-servers.js";
 
 const COMPLETIONS = "/v1/completions";
 const codes = (text: string) => Array.from(text, (one) => one.codePointAt(0) ?? 0);
-const LONG = codes("a prompt that is longer than the least number of tokens which are worth keeping at D. ");
+const LONG = codes(
+  "a prompt that is longer than the least number of tokens which are worth keeping at D. ",
+);
 
 /** Sends a turn. Returns the prompt of the next one. */
 async function turn(url: string, prompt: readonly number[], more: object = {}): Promise<number[]> {
@@ -19,21 +21,24 @@ async function turn(url: string, prompt: readonly number[], more: object = {}): 
   return [...prompt, ...codes(`${answer} and more`)];
 }
 
-test.each([0, 1])("where P %i of two cannot be reached, the other P reads the turn", async (dead) => {
-  const turns = new TurnServers();
-  const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
-  const decoder = await upstream(turns.decode);
-  const urls = prefillers.map(({ url }) => url);
-  const { url } = await runProxy({ prefillers: urls, decoders: [decoder.url], readback: {} });
-  // Both have answered, so their tensor-parallel sizes are known.
-  await turn(url, LONG, { cache_salt: "other" });
-  const next = await turn(url, LONG);
-  expect(prefillers.map(({ seen }) => seen.length)).toEqual([1, 1]);
-  await prefillers[dead]?.close();
-  await turn(url, await turn(url, next));
-  expect(turns.counts.reads).toBe(2);
-  expect(turns.wrong).toEqual([]);
-});
+test.each([0, 1])(
+  "where P %i of two cannot be reached, the other P reads the turn",
+  async (dead) => {
+    const turns = new TurnServers();
+    const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
+    const decoder = await upstream(turns.decode);
+    const urls = prefillers.map(({ url }) => url);
+    const { url } = await runProxy({ prefillers: urls, decoders: [decoder.url], readback: {} });
+    // Both have answered, so their tensor-parallel sizes are known.
+    await turn(url, LONG, { cache_salt: "other" });
+    const next = await turn(url, LONG);
+    expect(prefillers.map(({ seen }) => seen.length)).toEqual([1, 1]);
+    await prefillers[dead]?.close();
+    await turn(url, await turn(url, next));
+    expect(turns.counts.reads).toBe(2);
+    expect(turns.wrong).toEqual([]);
+  },
+);
 
 test("a D that fails when P has read the turn: the request begins again with P, and the answer is right", async () => {
   const turns = new TurnServers();
@@ -47,7 +52,9 @@ test("a D that fails when P has read the turn: the request begins again with P, 
   const decoders = [await upstream(decode), await upstream(decode)].map(({ url }) => url);
   const logged: unknown[] = [];
   const { url } = await runProxy({
-    ...{ prefillers: [prefiller.url], decoders, readback: {} },
+    prefillers: [prefiller.url],
+    decoders,
+    readback: {},
     log: {
       ...silentLog,
       info: (event, { restarts, readback, readbackTokens } = {}) =>
@@ -107,11 +114,14 @@ test("a D that holds more than its budget gets no request that another D can tak
   // One that is never full.
   const large: Answer = (seen) =>
     seen.path === "/metrics"
-      ? void seen.response.end('vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1\n')
+      ? void seen.response.end(
+          'vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1\n',
+        )
       : turns.decode(seen);
   const [small, other] = [await upstream(turns.decode), await upstream(large)];
   const { url, proxy } = await runProxy({
-    ...{ prefillers: [prefiller.url], decoders: [small.url, other.url] },
+    prefillers: [prefiller.url],
+    decoders: [small.url, other.url],
     readback: { cachePercent: 10 },
   });
   const isCrowded = () =>

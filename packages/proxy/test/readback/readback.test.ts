@@ -8,11 +8,18 @@ import { TurnServers } from "./turn-servers.js";
 type Fields = Record<string, unknown>;
 const CHAT = "/v1/chat/completions";
 const COMPLETIONS = "/v1/completions";
-const LONG = "a system prompt that is longer than the least number of tokens which are worth keeping at D. ";
+const LONG =
+  "a system prompt that is longer than the least number of tokens which are worth keeping at D. ";
 
-async function servers(readback: Fields = {}, count = 1, more: Partial<Parameters<typeof runProxy>[0]> = {}) {
+async function servers(
+  readback: Fields = {},
+  count = 1,
+  more: Partial<Parameters<typeof runProxy>[0]> = {},
+) {
   const turns = new TurnServers();
-  const prefillers = await Promise.all(Array.from({ length: count }, () => upstream(turns.prefill)));
+  const prefillers = await Promise.all(
+    Array.from({ length: count }, () => upstream(turns.prefill)),
+  );
   const decoder = await upstream(turns.decode);
   const { url, adminUrl, proxy } = await runProxy({
     prefillers: prefillers.map((one) => one.url),
@@ -78,7 +85,10 @@ test.each([true, false])(
     await converse(url, 2);
     await vi.waitFor(() => expect(lines).toHaveLength(2));
     const { read } = turns.counts;
-    expect(lines.map(({ cachedTokens }) => cachedTokens)).toEqual([tellsCached ? 0 : undefined, read]);
+    expect(lines.map(({ cachedTokens }) => cachedTokens)).toEqual([
+      tellsCached ? 0 : undefined,
+      read,
+    ]);
     expect(lines[1]).toMatchObject({ readback: "used", readbackTokens: read });
   },
 );
@@ -90,7 +100,10 @@ test("completions of text and of token ids are read too, and the ids go to both 
   const longer = { model: "m", prompt: `${LONG}${answer} and more`, return_token_ids: true };
   expect(await ask(url, COMPLETIONS, longer)).toEqual(expected(longer));
   const [second = ""] = expected(longer);
-  const ids = { model: "m", prompt: [...`${longer.prompt}${second}!`].map((one) => one.codePointAt(0)) };
+  const ids = {
+    model: "m",
+    prompt: [...`${longer.prompt}${second}!`].map((one) => one.codePointAt(0)),
+  };
   expect(await ask(url, COMPLETIONS, ids)).toEqual(expected(ids));
   expect(turns.wrong).toEqual([]);
   expect(turns.counts.reads).toBe(2);
@@ -177,7 +190,8 @@ test.each(["500", "hang", "break"] as const)(
     }
     expect(turns.wrong).toEqual([]);
     expect(await metric('kv_proxy_readback_refused_total{reason="failed"}')).toBe(1);
-    // A P that has answered may read the next one. One that breaks off is left out for a while, and there is no other one to render the next prompt.
+    // A P that has answered may read the next one. One that breaks off is left out for a while, and
+    // there is no other one to render the next prompt.
     expect(turns.counts.reads).toBe(failure === "500" ? 1 : 0);
     const next = failure === "break" ? "no-ids" : "no-prefill";
     if (failure !== "500")
@@ -292,51 +306,64 @@ test.each([
   ["decode context parallelism", () => ({ dcp_size: 2 })],
   ["push", () => ({ transfer_mode: "push" })],
   ["no end of the lease", () => ({ remote_blocks_expiry_time: null })],
-])("a D with %s is not read: the reason is counted, and its blocks are given back", async (_, says) => {
-  const { turns, url, metric } = await servers();
-  turns.decodeSays = says;
-  await converse(url, 3);
-  expect(turns.counts.reads).toBe(0);
-  expect(turns.wrong).toEqual([]);
-  expect(await metric('kv_proxy_readback_refused_total{reason="shape"}')).toBe(3);
-  await vi.waitFor(() => expect(turns.pinnedBlocks).toBe(0));
-  expect(turns.counts.released).toBe(3);
-});
+])(
+  "a D with %s is not read: the reason is counted, and its blocks are given back",
+  async (_, says) => {
+    const { turns, url, metric } = await servers();
+    turns.decodeSays = says;
+    await converse(url, 3);
+    expect(turns.counts.reads).toBe(0);
+    expect(turns.wrong).toEqual([]);
+    expect(await metric('kv_proxy_readback_refused_total{reason="shape"}')).toBe(3);
+    await vi.waitFor(() => expect(turns.pinnedBlocks).toBe(0));
+    expect(turns.counts.released).toBe(3);
+  },
+);
 
-const KV_PEER = { kv_peer: { incarnation: "i", generation: 1, capability: "AAAAAAAAAAAAAAAAAAAAAA" } };
+const KV_PEER = {
+  kv_peer: { incarnation: "i", generation: 1, capability: "AAAAAAAAAAAAAAAAAAAAAA" },
+};
 
 test.each([
   ["a vLLM", {}, {}, 0],
   ["a vLLM, as P alone is an engine of this project", KV_PEER, {}, 0],
   ["a vLLM, as D alone is an engine of this project", {}, KV_PEER, 0],
   ["an engine of this project, as D is", KV_PEER, KV_PEER, 1],
-])("a P with another tensor-parallel size than D reads only from its own kind: %s", async (...given) => {
-  const [, prefillSays, decodeSays, reads] = given;
-  const { turns, url, metric } = await servers();
-  turns.prefillSays = { ...prefillSays, tp_size: 2 };
-  turns.decodeSays = () => decodeSays;
-  const messages = await converse(url, 1);
-  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
-  expect(turns.counts.reads).toBe(reads);
-  expect(turns.wrong).toEqual([]);
-  expect(await metric('kv_proxy_readback_refused_total{reason="no-prefill"}')).toBe(1 - reads || undefined);
-});
+])(
+  "a P with another tensor-parallel size than D reads only from its own kind: %s",
+  async (...given) => {
+    const [, prefillSays, decodeSays, reads] = given;
+    const { turns, url, metric } = await servers();
+    turns.prefillSays = { ...prefillSays, tp_size: 2 };
+    turns.decodeSays = () => decodeSays;
+    const messages = await converse(url, 1);
+    const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+    expect(await ask(url, CHAT, body)).toEqual(expected(body));
+    expect(turns.counts.reads).toBe(reads);
+    expect(turns.wrong).toEqual([]);
+    expect(await metric('kv_proxy_readback_refused_total{reason="no-prefill"}')).toBe(
+      1 - reads || undefined,
+    );
+  },
+);
 
 test.each([
   ["a P of this project", KV_PEER, 2],
   ["no P of vLLM", {}, 0],
-] as const)("turns of a context parallel D of this project are read by %s", async (_, prefillSays, reads) => {
-  const { turns, url } = await servers();
-  turns.prefillSays = prefillSays;
-  turns.decodeSays = (blocks) => {
-    const spread = blocks.slice(0, Math.ceil(blocks.length / 2));
-    return { ...KV_PEER, dcp_size: 2, remote_block_ids: [spread] };
-  };
-  await converse(url, 3);
-  expect(turns.counts.reads).toBe(reads);
-  expect(turns.wrong).toEqual([]);
-});
+] as const)(
+  "turns of a context parallel D of this project are read by %s",
+  async (_, prefillSays, reads) => {
+    const { turns, url } = await servers();
+    turns.prefillSays = prefillSays;
+    turns.decodeSays = (blocks) => {
+      const spread = blocks.slice(0, Math.ceil(blocks.length / 2));
+      return { ...KV_PEER, dcp_size: 2, remote_block_ids: [spread] };
+    };
+    await converse(url, 3);
+    expect(turns.counts.reads).toBe(reads);
+    expect(turns.wrong).toEqual([]);
+  },
+);
 
 test("an object that no P fits stays for one that does", async () => {
   const { turns, url, proxy } = await servers();

@@ -13,8 +13,10 @@ interface Held {
 }
 
 /**
- * A P and a D that behave as vLLM 0.33 with `bidirectional_kv_xfer`, as far as kept turns go: D pins each request that ends by its length or a stop token, P reads what it is given and notifies, a
- * refused request only notifies. A token is a character. What vLLM would answer with wrong text, or what would hang, is a line in `wrong`.
+ * A P and a D that behave as vLLM 0.33 with `bidirectional_kv_xfer`, as far as kept turns go: D
+ * pins each request that ends by its length or a stop token, P reads what it is given and notifies,
+ * a refused request only notifies. A token is a character. What vLLM would answer with wrong text,
+ * or what would hang, is a line in `wrong`.
  */
 export class TurnServers {
   /** What a router must not do. */
@@ -61,7 +63,8 @@ export class TurnServers {
       const failure = params.remote_engine_id === this.engineId ? this.failures.shift() : "500";
       if (failure === "hang") return;
       if (failure === "break") return void response.destroy();
-      if (failure === "500") return send(response, { error: { message: "READ failed", code: 500 } }, 500);
+      if (failure === "500")
+        return send(response, { error: { message: "READ failed", code: 500 } }, 500);
       cached = this.#read(json, params, ids);
     }
     this.counts.computed += ids.length - cached;
@@ -120,7 +123,8 @@ export class TurnServers {
     }
     this.pinned.delete(id);
     const { prompt_token_ids: given, ...rest } = params;
-    if (JSON.stringify(rest) !== JSON.stringify(object.params)) this.wrong.push(`${id} was changed`);
+    if (JSON.stringify(rest) !== JSON.stringify(object.params))
+      this.wrong.push(`${id} was changed`);
     if (json.messages !== undefined && given === undefined)
       this.wrong.push(`${id}: P tokenises the messages itself`);
     if (object.scope !== scopeOf(json)) this.wrong.push(`${id} is of another model or salt`);
@@ -133,7 +137,8 @@ export class TurnServers {
   }
 
   #free(held: Map<string, Held>, params: Fields, response: ServerResponse): void {
-    if (params.do_remote_prefill !== true) this.wrong.push("a refused request that notifies nobody");
+    if (params.do_remote_prefill !== true)
+      this.wrong.push("a refused request that notifies nobody");
     held.delete(String(params.remote_request_id));
     this.counts.released += 1;
     send(
@@ -246,7 +251,12 @@ function answer(
     const content = isChat
       ? { message: { role: "assistant", content: text } }
       : { text, prompt_token_ids: prompt };
-    const choice = { index: 0, ...content, finish_reason: "stop", token_ids: tells ? output : null };
+    const choice = {
+      index: 0,
+      ...content,
+      finish_reason: "stop",
+      token_ids: tells ? output : null,
+    };
     const own = isChat ? { prompt_token_ids: prompt } : {};
     send(response, { id, choices: [choice], usage, ...own, kv_transfer_params: params });
     return;
@@ -254,7 +264,8 @@ function answer(
   const events: Fields[] = [];
   if (isChat)
     events.push({
-      ...{ id, prompt_token_ids: prompt },
+      id,
+      prompt_token_ids: prompt,
       choices: [{ index: 0, delta: { role: "assistant", content: "" }, finish_reason: null }],
     });
   // Three tokens an event.

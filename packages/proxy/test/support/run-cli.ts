@@ -21,5 +21,10 @@ export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
   let stderr = "";
   child.stderr.setEncoding("utf8").on("data", (text: string) => (stderr += text));
   const exited = once(child, "close").then(([code]) => code as number | null);
-  return { child, exited, line: async () => String((await lines.next()).value), stderr: () => stderr };
+  return {
+    child,
+    exited,
+    line: async () => String((await lines.next()).value),
+    stderr: () => stderr,
+  };
 }

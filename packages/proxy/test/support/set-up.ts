@@ -20,7 +20,8 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
   // A check would be a request more at the fake instances, which count.
   const proxy = createProxy({
     health: { intervalMs: 0 },
-    // An answer of a fake instance names a side channel, which may be that of a real engine on this machine.
+    // An answer of a fake instance names a side channel, which may be that of a real engine on this
+    // machine.
     pairing: { mode: "off" },
     ...options,
   });
@@ -41,6 +42,8 @@ export function post(url: string, body: unknown, init: RequestInit = {}): Promis
 export async function errorOf(
   response: Response,
 ): Promise<{ status: number; code: unknown; message: string; type: string }> {
-  const { error } = (await response.json()) as { error: { code: unknown; message: string; type: string } };
+  const { error } = (await response.json()) as {
+    error: { code: unknown; message: string; type: string };
+  };
   return { status: response.status, code: error.code, message: error.message, type: error.type };
 }

@@ -9,10 +9,11 @@ interface Held {
 }
 
 /**
- * A prefill and a decode server that behave as vLLM 0.33 does where prefill and decode part: who holds which blocks, what frees them, which
- * requests are refused where, what several prompts and copies come to. The text is a function of prompt, seed and copy, so that an
- * answer through both can be compared with one of a server alone. A decode server that reads blocks which are not there, or another
- * prompt's, answers with garbage under 200, as a real one would.
+ * A prefill and a decode server that behave as vLLM 0.33 does where prefill and decode part: who
+ * holds which blocks, what frees them, which requests are refused where, what several prompts and
+ * copies come to. The text is a function of prompt, seed and copy, so that an answer through both
+ * can be compared with one of a server alone. A decode server that reads blocks which are not
+ * there, or another prompt's, answers with garbage under 200, as a real one would.
  */
 export interface VllmPair {
   readonly prefill: Answer;
@@ -75,7 +76,11 @@ export function vllmPair(): VllmPair {
     }
     if (seen.json.stream === true && seen.json.use_beam_search === true) {
       free(params.remote_request_id);
-      return sendJson(seen.response, error("Streaming is not currently supported with beam search"), 400);
+      return sendJson(
+        seen.response,
+        error("Streaming is not currently supported with beam search"),
+        400,
+      );
     }
     const id = String(params.remote_request_id);
     const good = promptsOf(seen.json).flatMap((prompt) =>
@@ -104,7 +109,9 @@ function answerAlone(seen: Seen): void {
   else sendJson(seen.response, refusal, 400);
 }
 
-const error = (message: string) => ({ error: { message, type: "BadRequestError", param: null, code: 400 } });
+const error = (message: string) => ({
+  error: { message, type: "BadRequestError", param: null, code: 400 },
+});
 
 function invalid(json: Fields): Fields | undefined {
   // A health check of another suite's router, whose instance had this port before.
@@ -112,7 +119,8 @@ function invalid(json: Fields): Fields | undefined {
   const limit = Number(json.max_completion_tokens ?? json.max_tokens ?? 16);
   if (Number(json.min_tokens ?? 0) > Math.max(limit, 1))
     return error("min_tokens must be at most max_tokens");
-  if (json.stream_options != null && json.stream !== true) return error("Stream options need stream=True");
+  if (json.stream_options != null && json.stream !== true)
+    return error("Stream options need stream=True");
   if (json.stream === true && Number(json.prompt_logprobs ?? 0) !== 0)
     return error("prompt_logprobs with stream");
   if (json.temperature === -1) return error("temperature must be non-negative");
@@ -143,7 +151,10 @@ function compute({ json, headers, path }: Seen, { cachedTokens = 3 } = {}): Fiel
     for (let copy = 0; copy < Number(json.n ?? 1); copy += 1) {
       const seed = Number(json.seed ?? 0) + copy;
       const limit = Number(json.max_completion_tokens ?? json.max_tokens ?? 16);
-      const made = Array.from({ length: Math.min(limit, 5) }, (_, at) => ` ${tokens.length}.${seed}.${at}`);
+      const made = Array.from(
+        { length: Math.min(limit, 5) },
+        (_, at) => ` ${tokens.length}.${seed}.${at}`,
+      );
       const stopAt = made.findIndex((token) => token.includes(String(json.stop ?? "never")));
       const kept = stopAt === -1 ? made : made.slice(0, stopAt);
       usage.completion_tokens += kept.length;
@@ -160,7 +171,10 @@ function compute({ json, headers, path }: Seen, { cachedTokens = 3 } = {}): Fiel
     choices,
     usage: { ...usage, prompt_tokens_details: { cached_tokens: cachedTokens * prompts.length } },
     ...(chat
-      ? { prompt_logprobs: json.prompt_logprobs == null ? null : promptLogprobs(tokensOf(prompts[0] ?? "")) }
+      ? {
+          prompt_logprobs:
+            json.prompt_logprobs == null ? null : promptLogprobs(tokensOf(prompts[0] ?? "")),
+        }
       : {}),
     kv_transfer_params: null,
   };
@@ -183,7 +197,11 @@ function choiceOf(
   if (chat) {
     const tool = { id: "call-1", type: "function", function: { name: "f", arguments: "{}" } };
     const calls = json.tools === undefined ? {} : { tool_calls: [tool] };
-    return { ...ending, message: { role: "assistant", content: made.join(""), ...calls }, logprobs: null };
+    return {
+      ...ending,
+      message: { role: "assistant", content: made.join(""), ...calls },
+      logprobs: null,
+    };
   }
   const echo = json.echo === true;
   const tokens = echo ? (json.max_tokens === 0 ? prompt : [...prompt, ...made]) : made;
@@ -221,12 +239,15 @@ function respond(seen: Seen, answer: Fields): void {
 /** Token by token, choices in turn, as vLLM's stream generators do. */
 function stream(response: ServerResponse, json: Fields, { choices, usage, ...head }: Fields): void {
   response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
-  const send = (chunk: Fields) => response.write(`data: ${JSON.stringify({ ...head, ...chunk })}\n\n`);
+  const send = (chunk: Fields) =>
+    response.write(`data: ${JSON.stringify({ ...head, ...chunk })}\n\n`);
   for (const choice of choices as Fields[]) {
     const { message, text, logprobs, prompt_logprobs: _, ...rest } = choice;
     if (message !== undefined) {
       const { content, ...start } = message as Fields;
-      send({ choices: [{ index: rest.index, delta: { ...start, content: "" }, finish_reason: null }] });
+      send({
+        choices: [{ index: rest.index, delta: { ...start, content: "" }, finish_reason: null }],
+      });
       send({ choices: [{ ...rest, delta: { content } }] });
     } else {
       const whole = String(text);

@@ -73,7 +73,10 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
   await expect.poll(() => decode.held.length).toBe(3);
   for (let index = 0; index < 3; index++) decode.release();
   await Promise.all(asked);
-  expect(signals()).toMatchObject({ kv_unread: { count: 0, bytes: 0, oldest_ms: 0 }, decode_in_flight: 0 });
+  expect(signals()).toMatchObject({
+    kv_unread: { count: 0, bytes: 0, oldest_ms: 0 },
+    decode_in_flight: 0,
+  });
   await side.close();
 });
 
@@ -82,11 +85,18 @@ test("the KEDA example asks for metrics that exist", async () => {
   const documents = parseAllDocuments(readFileSync(file, "utf8")).map(
     (document) => document.toJS() as { spec: { triggers: { metadata: { query: string } }[] } },
   );
-  const queries = documents.flatMap(({ spec }) => spec.triggers.map(({ metadata }) => metadata.query));
-  const { adminUrl } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin: { port: 0 } });
+  const queries = documents.flatMap(({ spec }) =>
+    spec.triggers.map(({ metadata }) => metadata.query),
+  );
+  const { adminUrl } = await runProxy({
+    prefillers: ["p:1"],
+    decoders: ["d:1"],
+    admin: { port: 0 },
+  });
   const metrics = await (await fetch(`${adminUrl}/metrics`)).text();
   expect(queries).toHaveLength(4);
-  for (const query of queries) expect(metrics).toContain(`# TYPE ${/kv_proxy_\w+/.exec(query)?.[0]} gauge`);
+  for (const query of queries)
+    expect(metrics).toContain(`# TYPE ${/kv_proxy_\w+/.exec(query)?.[0]} gauge`);
 });
 
 test("the recommended number of prefill instances follows the time that prompts took, and says why", async () => {

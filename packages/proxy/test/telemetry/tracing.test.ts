@@ -73,7 +73,12 @@ test("the inputs and the reason of the rule about one leg or two are on the span
     sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
   );
   const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 10, tracer });
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    disaggregateAbove: 10,
+    tracer,
+  });
   const prompts = [
     { length: 20, reason: "long-suffix", legs: ["kv_proxy.prefill", "kv_proxy.decode"] },
     { length: 5, reason: "short-suffix", legs: ["kv_proxy.decode"] },
@@ -95,7 +100,8 @@ test("the inputs and the reason of the rule about one leg or two are on the span
       });
       // What prefill costs is measured by the first leg.
       const measured = ["kv.disaggregation.prefill_wait_ms", "kv.disaggregation.decode_compute_ms"];
-      for (const name of measured) expect(typeof attributes[name]).toBe(at === 0 ? "undefined" : "number");
+      for (const name of measured)
+        expect(typeof attributes[name]).toBe(at === 0 ? "undefined" : "number");
       const share = attributes["kv.disaggregation.decode_prompt_share"];
       expect(at === 0 ? share === 0 : Number(share) > 0).toBe(true);
     }
@@ -114,6 +120,10 @@ test("without a tracer, the client's trace headers reach both instances unchange
 test("an instance that is a data-parallel rank overrides the client's rank", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
-  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-data-parallel-rank": "3" } });
+  await post(
+    `${url}/v1/completions`,
+    { prompt: "a" },
+    { headers: { "x-data-parallel-rank": "3" } },
+  );
   expect([p, d].map(({ seen }) => seen[0]?.headers["x-data-parallel-rank"])).toEqual(["1", "3"]);
 });

@@ -3,7 +3,9 @@ import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
-/** What several kv-proxy behind a load balancer share, and what not: docs/operate/fleet-sizes.md. */
+/**
+ * What several kv-proxy behind a load balancer share, and what not: docs/operate/fleet-sizes.md.
+ */
 test("two replicas share nothing and need not: requests, aborts and freed blocks are of one replica each", async () => {
   const stub = vllmPair();
   const p = await upstream(stub.prefill);

@@ -14,7 +14,11 @@ const MINUTE = 60_000;
 const FLAGS = ["--port", "0", "--admin-port", "0", "--pairing", "off", "--health-interval-ms", "0"];
 
 /** Sends a request on a connection of its own: connections are dealt to the workers in turn. */
-function ask(url: string, body?: unknown, path = "/v1/completions"): Promise<{ status: number; json: Json }> {
+function ask(
+  url: string,
+  body?: unknown,
+  path = "/v1/completions",
+): Promise<{ status: number; json: Json }> {
   return new Promise((resolve, reject) => {
     const headers = { "content-type": "application/json" };
     const method = body === undefined ? "GET" : "POST";
@@ -100,11 +104,18 @@ test("two workers serve one port; instances, counts and the end of a worker are 
   expect(await group.exited).toBe(0);
 });
 
-test("a worker counts the load that other workers put on an instance", { timeout: MINUTE }, async () => {
+test("a worker counts the load that other workers put on an instance", {
+  timeout: MINUTE,
+}, async () => {
   const p = await upstream(prefillOk);
   const ds = [await upstream(() => {}), await upstream(() => {}), await upstream(() => {})];
   const group = await startWorkers([
-    ...["--prefill", p.url, "--decode", ...ds.map((d) => d.url), "--decode-routing", "least-load"],
+    "--prefill",
+    p.url,
+    "--decode",
+    ...ds.map((d) => d.url),
+    "--decode-routing",
+    "least-load",
   ]);
   const asked: Promise<unknown>[] = [];
   const sum = () => ds.reduce((all, { seen }) => all + seen.length, 0);
@@ -134,12 +145,16 @@ test("what one worker keeps of a turn, another one gives to P, also when a worke
     expect(choices[0]?.text).toBe(outputOf(idsOf({ prompt }), {}).text);
     prompt += `${choices[0]?.text} more `;
   }
-  // Each worker asks D for the size of its cache, and keeps its first turn when that is known: the next turn may come before. Turns are dealt to the workers in turn.
+  // Each worker asks D for the size of its cache, and keeps its first turn when that is known: the
+  // next turn may come before. Turns are dealt to the workers in turn.
   const { reads } = turns.counts;
   expect(reads).toBeGreaterThanOrEqual(3);
-  // A worker tells the others of a turn after its answer has ended. Of each turn an object is kept, until it is read.
+  // A worker tells the others of a turn after its answer has ended. Of each turn an object is kept,
+  // until it is read.
   const objects = 6 - reads;
-  await eventually(async () => (await ask(group.adminUrl, undefined, "/status")).json).toMatchObject({
+  await eventually(
+    async () => (await ask(group.adminUrl, undefined, "/status")).json,
+  ).toMatchObject({
     readback: [{ objects }],
   });
   const { json: text } = await ask(group.adminUrl, undefined, "/metrics");
@@ -170,11 +185,22 @@ test("SIGTERM lets the requests of all workers end", { timeout: MINUTE }, async 
   expect(await group.exited).toBe(0);
 });
 
-test("workers that cannot listen end the program with the reason", { timeout: MINUTE }, async () => {
+test("workers that cannot listen end the program with the reason", {
+  timeout: MINUTE,
+}, async () => {
   const p = await upstream(prefillOk);
   const port = new URL(p.url).port;
   const running = startCli([
-    ...["--prefill", p.url, "--decode", p.url, "--pairing", "off", "--workers", "2", "--port", port],
+    "--prefill",
+    p.url,
+    "--decode",
+    p.url,
+    "--pairing",
+    "off",
+    "--workers",
+    "2",
+    "--port",
+    port,
   ]);
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${port} (EADDRINUSE)`);

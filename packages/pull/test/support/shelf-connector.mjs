@@ -1,10 +1,16 @@
-// A connector of another author, without any @kv package: it keeps the KV of each finished prompt in this process, and loads it for a later request of the
-// same tokens. Both sides live in one process. The test reads `loaded`.
+// A connector of another author, without any @kv package: it keeps the KV of each finished prompt
+// in this process, and loads it for a later request of the same tokens. Both sides live in one
+// process. The test reads `loaded`.
 
 export const state = { shelves: new Map(), loaded: [] };
 
 const keyOf = ({ promptTokenIds }) => Array.from(promptTokenIds ?? []).join();
-const none = () => ({ finishedSending: [], finishedReceiving: [], failedReceiving: [], failedBlockIds: [] });
+const none = () => ({
+  finishedSending: [],
+  finishedReceiving: [],
+  failedReceiving: [],
+  failedBlockIds: [],
+});
 
 function createScheduler({ config, engine }) {
   let orders = [];
@@ -24,7 +30,12 @@ function createScheduler({ config, engine }) {
     afterAllocation(request, [blockIds], externalTokens) {
       if (externalTokens === 0) return;
       state.loaded.push(`${id} ${request.requestId}`);
-      orders.push({ load: true, requestId: request.requestId, key: `${id} ${keyOf(request)}`, blockIds });
+      orders.push({
+        load: true,
+        requestId: request.requestId,
+        key: `${id} ${keyOf(request)}`,
+        blockIds,
+      });
     },
     buildStepMetadata() {
       step += 1;

@@ -34,10 +34,11 @@ export class AliasIndex<T extends string | object> {
 }
 
 /**
- * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
- * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
- * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
- * proxy's id.
+ * The names that a peer may use for a producer's request, besides its own id. The first is the id
+ * without the suffix of eight hex digits that vLLM appends to each request id, so both legs of a
+ * client's request share it. The second is the id that the proxy chose: vLLM turns an
+ * `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer
+ * carry the proxy's id.
  */
 export function requestAliases(requestId: string): readonly string[] {
   const base = baseRequestId(requestId);
@@ -45,7 +46,10 @@ export function requestAliases(requestId: string): readonly string[] {
   return proxy === undefined ? [base] : [base, proxy];
 }
 
-/** The names under which a registration waits: the exact request if it names one, else the transfer id and the base id. */
+/**
+ * The names under which a registration waits: the exact request if it names one, else the transfer
+ * id and the base id.
+ */
 export function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
   if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
   return transferId === undefined
@@ -81,7 +85,10 @@ export class EndedNames {
     else for (const name of [`id ${baseId}`, `transfer ${transferId}`]) this.#names.add(name);
   }
 
-  /** Whether one with this transfer id has ended, or where one of the two has none, with this base id. */
+  /**
+   * Whether one with this transfer id has ended, or where one of the two has none, with this base
+   * id.
+   */
   has(baseId: string, transferId: string | undefined): boolean {
     const name = transferId === undefined ? `id ${baseId}` : `transfer ${transferId}`;
     return this.#ids.has(baseId) || this.#names.has(name);

@@ -1,5 +1,10 @@
 import type { MemoryType, PreparedList } from "@kv/interface";
-import { buildEngineTransferPlan, planRequest, type RankGeometry, type ReceiveConversion } from "@kv/plan";
+import {
+  buildEngineTransferPlan,
+  planRequest,
+  type RankGeometry,
+  type ReceiveConversion,
+} from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
@@ -17,11 +22,19 @@ interface Consumer extends Partial<Pick<RankGeometry, "attentionBackend" | "layo
 }
 
 function consumerRank(tpRank: number, consumer: Consumer, heads: number): RankGeometry {
-  const { tpSize, blockSize, attentionBackend = "SIM", layout = "LBHNC", memoryType = "DRAM" } = consumer;
+  const {
+    tpSize,
+    blockSize,
+    attentionBackend = "SIM",
+    layout = "LBHNC",
+    memoryType = "DRAM",
+  } = consumer;
   const sharing = consumer.ownGroup === true ? { groupIds: [0] } : {};
   const own = rank(tpRank, tpSize, blockSize, heads);
   return {
-    ...{ ...own, attentionBackend, layout },
+    ...own,
+    attentionBackend,
+    layout,
     regions: own.regions.map((region) => ({ ...region, memoryType, ...sharing })),
   };
 }
@@ -52,14 +65,30 @@ function setUp(options: {
   });
   const engines = consumerEngines(
     testContext({
-      ...{ agent, local, incarnation: "i", features: options.features ?? [PUSH_CONTROL] },
+      agent,
+      local,
+      incarnation: "i",
+      features: options.features ?? [PUSH_CONTROL],
       model: { numKvHeads: heads, groups },
-      extra: announcedBlockSize === undefined ? {} : { push_announced_block_size: announcedBlockSize },
+      extra:
+        announcedBlockSize === undefined ? {} : { push_announced_block_size: announcedBlockSize },
       remote: testRanks((tpRank) => consumerRank(tpRank, consumer, heads)),
     }),
   );
-  const address = { engineId: "d", host: "d", port: 1, tpSize: consumer.tpSize, dcpSize: 1, ppSize: 1 };
-  return { engines, address, open, opened: () => engines.open(address).then(({ engine }) => engine) };
+  const address = {
+    engineId: "d",
+    host: "d",
+    port: 1,
+    tpSize: consumer.tpSize,
+    dcpSize: 1,
+    ppSize: 1,
+  };
+  return {
+    engines,
+    address,
+    open,
+    opened: () => engines.open(address).then(({ engine }) => engine),
+  };
 }
 
 describe("consumer engines", () => {
@@ -110,7 +139,10 @@ describe("consumer engines", () => {
     const { opened } = setUp({ local, consumer });
     const plan = (await opened()).targets.get(0)?.plan;
     const theirs = buildEngineTransferPlan({
-      ...{ local: consumerRank(0, consumer, 4), remotes: [local], numKvHeads: 4, groups: ["full"] },
+      local: consumerRank(0, consumer, 4),
+      remotes: [local],
+      numKvHeads: 4,
+      groups: ["full"],
       canPass: consumer.memoryType !== "VRAM",
       conversions,
     });
@@ -132,14 +164,17 @@ describe("consumer engines", () => {
   it.each([
     [16, 32],
     [32, 16],
-  ])("refuse a vLLM consumer with other block sizes (%i to %i), and serve one of ours", async (from, to) => {
-    const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
-    const vllm = setUp({ ...pair, features: [] });
-    await expect(vllm.opened()).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
-    expect([...vllm.open]).toEqual([]);
-    const ours = setUp(pair);
-    expect((await ours.opened()).targets.size).toBe(1);
-  });
+  ])(
+    "refuse a vLLM consumer with other block sizes (%i to %i), and serve one of ours",
+    async (from, to) => {
+      const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
+      const vllm = setUp({ ...pair, features: [] });
+      await expect(vllm.opened()).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
+      expect([...vllm.open]).toEqual([]);
+      const ours = setUp(pair);
+      expect((await ours.opened()).targets.size).toBe(1);
+    },
+  );
 
   it.each([
     [16, 32],
@@ -154,7 +189,11 @@ describe("consumer engines", () => {
       expect(consumer.targets.get(0)?.plan.form).toBe("direct");
       for (const wrong of [
         setUp({ ...pair, features: [], announcedBlockSize: 64 }),
-        setUp({ local: pair.local, consumer: { tpSize: 1, blockSize: to }, announcedBlockSize: to }),
+        setUp({
+          local: pair.local,
+          consumer: { tpSize: 1, blockSize: to },
+          announcedBlockSize: to,
+        }),
       ]) {
         await expect(wrong.opened()).rejects.toMatchObject({
           code: "KV_PLAN_UNSUPPORTED",

@@ -23,11 +23,15 @@ export interface ConsumerTarget {
   /** The transport's name of the rank's agent. */
   readonly agent: string;
   /**
-   * The plan that the consumer would make to READ, with this rank among its sources. The producer executes it in reverse, as WRITEs, so
-   * both directions move the same bytes and a proof of one covers the other.
+   * The plan that the consumer would make to READ, with this rank among its sources. The producer
+   * executes it in reverse, as WRITEs, so both directions move the same bytes and a proof of one
+   * covers the other.
    */
   readonly plan: EngineTransferPlan;
-  /** Prepared lists, by the index of the plan's lists. Empty if the consumer takes its heads from another rank: it still expects a done notification from this one. */
+  /**
+   * Prepared lists, by the index of the plan's lists. Empty if the consumer takes its heads from
+   * another rank: it still expects a done notification from this one.
+   */
   readonly lists: readonly (ListPair | undefined)[];
 }
 
@@ -45,7 +49,9 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
         // The plan is the consumer's: its remote side is this rank.
         const tables = (source?.lists ?? []).map(
           ({ localTable, remoteTable }): ListTables => ({
-            ...{ rank: rankKey(geometry), local: remoteTable, remote: localTable },
+            rank: rankKey(geometry),
+            local: remoteTable,
+            remote: localTable,
             localKey: `${remoteTable.memoryType} ${remoteTable.rows.join(" ")}`,
           }),
         );
@@ -59,7 +65,11 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
           targets: new Map(
             targets.map(({ tpRank, rank, plan, tables }) => [
               tpRank,
-              { agent: open.agents.get(rank) ?? "", plan, lists: tables.map((each) => pairs.get(each)) },
+              {
+                agent: open.agents.get(rank) ?? "",
+                plan,
+                lists: tables.map((each) => pairs.get(each)),
+              },
             ]),
           ),
         }),
@@ -68,7 +78,10 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
   });
 }
 
-/** Plans what a rank of the consumer would plan to READ. Errors: `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`. */
+/**
+ * Plans what a rank of the consumer would plan to READ. Errors: `KV_PLAN_UNSUPPORTED`,
+ * `KV_TOPOLOGY_INVALID`.
+ */
 function planOf(
   { local, model, settings: { announcedBlockSize } }: WorkerContext,
   received: RankGeometry,
@@ -84,7 +97,11 @@ function planOf(
       },
     );
   }
-  if (controls && announcedBlockSize !== undefined && announcedBlockSize !== local.kernelBlockSize) {
+  if (
+    controls &&
+    announcedBlockSize !== undefined &&
+    announcedBlockSize !== local.kernelBlockSize
+  ) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `this engine announces blocks of ${announcedBlockSize} tokens and has blocks of ${local.kernelBlockSize}: engine ${engineId} plans with what is announced`,
@@ -108,19 +125,25 @@ function planOf(
   });
   const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
   const plan = buildEngineTransferPlan({
-    // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its blocks have this rank's order.
-    local: controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
-    // Ranks of one stage differ only in their addresses, and only this rank's addresses are used. The consumer's geometry has this stage's layers only.
+    // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its
+    // blocks have this rank's order.
+    local:
+      controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
+    // Ranks of one stage differ only in their addresses, and only this rank's addresses are used.
+    // The consumer's geometry has this stage's layers only.
     remotes: sources.map((tpRank) => ({ ...local, ppRank: 0, ppSize: 1, tpRank })),
     ...model,
     // Must be the consumer's own choice, so that both sides plan the same form.
     canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
-    // The consumer converts the blocks after the WRITE. Our own consumers refuse conversions that they do not support; vLLM has its own rules.
+    // The consumer converts the blocks after the WRITE. Our own consumers refuse conversions that
+    // they do not support; vLLM has its own rules.
     conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
-    // vLLM makes no pass over blocks of the size that P announced: each byte must land in its place.
+    // vLLM makes no pass over blocks of the size that P announced: each byte must land in its
+    // place.
     form: controls ? undefined : "direct",
   });
-  // Whose blocks are larger than P's, converts them as if P's lay in them one after another; whose are smaller, stops its engine.
+  // Whose blocks are larger than P's, converts them as if P's lay in them one after another; whose
+  // are smaller, stops its engine.
   const isTaken = isEqual
     ? plan.form === "copy"
     : plan.form !== "permute" && geometry.kernelBlockSize === announcedBlockSize;
@@ -137,15 +160,18 @@ function planOf(
 }
 
 /**
- * Adds the division of the convolution state to a consumer's geometry. A handshake contains only the total size, which is enough for a reader.
- * Two engines of one model divide the state in the same way, so this rank's division is scaled to the consumer's size.
+ * Adds the division of the convolution state to a consumer's geometry. A handshake contains only
+ * the total size, which is enough for a reader. Two engines of one model divide the state in the
+ * same way, so this rank's division is scaled to the consumer's size.
  */
 function withConvolutionParts(received: RankGeometry, local: RankGeometry): RankGeometry {
   const [theirs, ours] = [received.stateSpace, local.stateSpace];
   if (theirs === undefined || theirs.convProjectionBytes !== undefined) return received;
   if (ours?.convProjectionBytes === undefined || ours.convBytes === 0) return received;
   const { convBytes } = ours;
-  const convProjectionBytes = ours.convProjectionBytes.map((bytes) => (bytes * theirs.convBytes) / convBytes);
+  const convProjectionBytes = ours.convProjectionBytes.map(
+    (bytes) => (bytes * theirs.convBytes) / convBytes,
+  );
   if (!convProjectionBytes.every(Number.isInteger)) return received;
   return { ...received, stateSpace: { ...theirs, convProjectionBytes } };
 }

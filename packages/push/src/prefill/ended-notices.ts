@@ -13,12 +13,16 @@ export interface EndedNoticesOptions {
   readonly layerwise: Pick<LayerwiseWrites, "abort"> | undefined;
 }
 
-/** vLLM's `NIXL_CONNECTOR_VERSION` from which a D is told in vllm#50754's form. No release has it: 15 is that of 0.33. */
+/**
+ * vLLM's `NIXL_CONNECTOR_VERSION` from which a D is told in vllm#50754's form. No release has it:
+ * 15 is that of 0.33.
+ */
 const PUSH_FAILURE_VERSION = 16;
 
 /**
- * Sends `push_ended` to consumers: no WRITE of a registration is in flight, and none will come. A vLLM consumer gets `PUSH_FAIL` where its version has
- * it, and no notice up to 0.33, whose protocol has none. Best effort: if the notice is lost, the consumer repeats its withdrawal.
+ * Sends `push_ended` to consumers: no WRITE of a registration is in flight, and none will come. A
+ * vLLM consumer gets `PUSH_FAIL` where its version has it, and no notice up to 0.33, whose protocol
+ * has none. Best effort: if the notice is lost, the consumer repeats its withdrawal.
  */
 export class EndedNotices {
   readonly #options: EndedNoticesOptions;
@@ -29,7 +33,10 @@ export class EndedNotices {
     this.#options = options;
   }
 
-  /** Aborts the layer-wise writes for a registration, and sends the notice with this error when they have ended. */
+  /**
+   * Aborts the layer-wise writes for a registration, and sends the notice with this error when they
+   * have ended.
+   */
   send(key: string, registration: Registration, error: KvError): void {
     if (this.#closed) return;
     const ended = this.#options.layerwise?.abort(key, error) ?? Promise.resolve();
@@ -59,16 +66,22 @@ export class EndedNotices {
     const { own, wireId } = registration;
     const { code, message } = error;
     const failed = (reason: unknown) =>
-      log.debug("push-ended-notice-failed", { request: wireId, rank: own?.rank, error: String(reason) });
+      log.debug("push-ended-notice-failed", {
+        request: wireId,
+        rank: own?.rank,
+        error: String(reason),
+      });
     const payload =
       own === undefined
         ? encodeNotification({ kind: "push-failure", requestId: wireId, readers: local.tpSize })
         : encodeRegistrationEnded({ ...own, wireId, code, message });
-    await consumers.acquire(consumerOf(registration), undefined, false).then(async ({ engine, release }) => {
-      // All ranks of a vLLM D send the same registration.
-      const told = [...engine.targets].filter(([rank]) => own === undefined || rank === own.rank);
-      await Promise.all(told.map(([, { agent }]) => notifications.send(agent, payload, failed)));
-      release();
-    }, failed);
+    await consumers
+      .acquire(consumerOf(registration), undefined, false)
+      .then(async ({ engine, release }) => {
+        // All ranks of a vLLM D send the same registration.
+        const told = [...engine.targets].filter(([rank]) => own === undefined || rank === own.rank);
+        await Promise.all(told.map(([, { agent }]) => notifications.send(agent, payload, failed)));
+        release();
+      }, failed);
   }
 }

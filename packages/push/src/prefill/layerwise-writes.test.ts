@@ -33,11 +33,21 @@ function setUp() {
       promptBlockIds: [[1]],
     };
     return {
-      ...{ requestId: wireId, wireId, generation: 1, capability: undefined, isProven: false, order },
-      ...{ finished: undefined, progress: undefined },
+      requestId: wireId,
+      wireId,
+      generation: 1,
+      capability: undefined,
+      isProven: false,
+      order,
+      finished: undefined,
+      progress: undefined,
     };
   };
-  const registration = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Registration;
+  const registration = {
+    engineId: "d",
+    own: { rank: 0 },
+    blockIds: [[5]],
+  } as unknown as Registration;
   const order = (of: ProducedRequest, blocks = [[1]]) =>
     ({ ...of.order, promptBlockIds: blocks, numTokens: 9 }) as unknown as LeaseOrder;
   const hasEnded = async (work: Promise<unknown> | undefined) => {

@@ -31,22 +31,32 @@ interface Entry {
 const NONE: ReadonlySet<string> = new Set();
 
 /**
- * Layer-wise push: writes the layers of a running request that are computed, while later layers are being computed. These writes are
- * only an optimization: the consumer is not notified, and the final write repeats a region that failed, or that was written for another request
- * than the one that the registration finally matches. The final write waits for them and notifies the consumer.
+ * Layer-wise push: writes the layers of a running request that are computed, while later layers are
+ * being computed. These writes are only an optimization: the consumer is not notified, and the
+ * final write repeats a region that failed, or that was written for another request than the one
+ * that the registration finally matches. The final write waits for them and notifies the consumer.
  */
 export class LayerwiseWrites {
   readonly #options: LayerwiseWritesOptions;
   /** By the key of the registration. */
   readonly #entries = new Map<string, Entry>();
-  /** The computed regions of each running request, in the blocks of this order: a request that is preempted runs again with others. */
-  readonly #computed = new Map<RunningRequest, { readonly order: unknown; readonly regions: Set<string> }>();
+  /**
+   * The computed regions of each running request, in the blocks of this order: a request that is
+   * preempted runs again with others.
+   */
+  readonly #computed = new Map<
+    RunningRequest,
+    { readonly order: unknown; readonly regions: Set<string> }
+  >();
 
   constructor(options: LayerwiseWritesOptions) {
     this.#options = options;
   }
 
-  /** Records that these regions of a request are computed, and writes them to the registrations that wait for it. */
+  /**
+   * Records that these regions of a request are computed, and writes them to the registrations that
+   * wait for it.
+   */
   layerComputed(
     request: RunningRequest,
     regions: readonly string[],
@@ -62,8 +72,9 @@ export class LayerwiseWrites {
   }
 
   /**
-   * Ends the layer-wise writes for a registration. Resolves with the regions of this request that were written, when none of the writes
-   * touches memory any more. An abort of the signal aborts the writes.
+   * Ends the layer-wise writes for a registration. Resolves with the regions of this request that
+   * were written, when none of the writes touches memory any more. An abort of the signal aborts
+   * the writes.
    */
   async finish(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>> {
     const entry = this.#entries.get(key);
@@ -82,7 +93,10 @@ export class LayerwiseWrites {
     return isSame ? written : NONE;
   }
 
-  /** Aborts the layer-wise writes for a registration. Resolves when none of them touches memory any more. */
+  /**
+   * Aborts the layer-wise writes for a registration. Resolves when none of them touches memory any
+   * more.
+   */
   async abort(key: string, reason: KvError): Promise<void> {
     const entry = this.#entries.get(key);
     if (entry === undefined) return;
@@ -91,10 +105,15 @@ export class LayerwiseWrites {
     if (this.#entries.get(key) === entry) this.#entries.delete(key);
   }
 
-  /** Aborts the writes of a request that has ended. Undefined if no write reads its blocks, else a promise that resolves when no write reads them. */
+  /**
+   * Aborts the writes of a request that has ended. Undefined if no write reads its blocks, else a
+   * promise that resolves when no write reads them.
+   */
   release(request: RunningRequest): Promise<void> | undefined {
     this.#computed.delete(request);
-    const keys = [...this.#entries].filter(([, entry]) => entry.request === request).map(([key]) => key);
+    const keys = [...this.#entries]
+      .filter(([, entry]) => entry.request === request)
+      .map(([key]) => key);
     if (keys.length === 0) return undefined;
     const reason = new KvError("KV_REQUEST_ABORTED", `request ${request.requestId} has ended`);
     return Promise.all(keys.map((key) => this.abort(key, reason))).then(() => {});
@@ -129,7 +148,8 @@ export class LayerwiseWrites {
       controller: new AbortController(),
       running: new Set<Promise<void>>(),
     };
-    // Another request with the same base id came first. The final write of the one that finishes writes all regions.
+    // Another request with the same base id came first. The final write of the one that finishes
+    // writes all regions.
     if (entry.request !== request || entry.controller.signal.aborted) return;
     this.#entries.set(key, entry);
     const regions = new Set([...computed].filter((region) => !entry.started.has(region)));

@@ -30,7 +30,10 @@ export interface ProducedRequest {
   readonly transferId?: string | undefined;
   /** Whether a consumer has proved that it holds the request's parameters. */
   isProven: boolean;
-  /** The latest order of the scheduler side. It changes when the request is preempted and runs again with other blocks. */
+  /**
+   * The latest order of the scheduler side. It changes when the request is preempted and runs again
+   * with other blocks.
+   */
   order: SendableRequest;
   /** Set when the forward pass has finished. */
   finished: LeaseOrder | undefined;
@@ -102,7 +105,9 @@ export class ProducedRequests {
     return request;
   }
 
-  /** Removes a request and remembers its base id. Does nothing if the request was removed before. */
+  /**
+   * Removes a request and remembers its base id. Does nothing if the request was removed before.
+   */
   end(request: ProducedRequest): void {
     const { requestId, wireId, transferId } = request;
     if (!this.#byWireId.delete(wireId)) return;
@@ -113,12 +118,21 @@ export class ProducedRequests {
     this.rememberEnded(request);
   }
 
-  /** Remembers a request as ended that may never have been admitted, so that a registration that comes later is refused at once. */
-  rememberEnded({ requestId, transferId }: Pick<ProducedRequest, "requestId" | "transferId">): void {
+  /**
+   * Remembers a request as ended that may never have been admitted, so that a registration that
+   * comes later is refused at once.
+   */
+  rememberEnded({
+    requestId,
+    transferId,
+  }: Pick<ProducedRequest, "requestId" | "transferId">): void {
     this.#ended.add(baseRequestId(requestId), transferId);
   }
 
-  /** True if one with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`. */
+  /**
+   * True if one with this transfer id, or where one of the two has none with this base id, has
+   * ended within `rememberMs`.
+   */
   hasEnded(baseId: string, transferId: string | undefined): boolean {
     return this.#ended.has(baseId, transferId);
   }
@@ -153,7 +167,10 @@ export class ProducedRequests {
     return this.#byAlias.get(name);
   }
 
-  /** The greatest generation that was admitted. The scheduler side sends generations in the order in which they begin. */
+  /**
+   * The greatest generation that was admitted. The scheduler side sends generations in the order in
+   * which they begin.
+   */
   get latestGeneration(): number {
     return this.#latestGeneration;
   }
@@ -200,8 +217,9 @@ export interface FinishedRequestsOptions {
 export type NamedRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
- * Keeps the blocks of each finished request under a lease, writes them to the registrations that matched, and returns them to the engine
- * when every rank of the consumer is served, or when the lease expires before a consumer has registered.
+ * Keeps the blocks of each finished request under a lease, writes them to the registrations that
+ * matched, and returns them to the engine when every rank of the consumer is served, or when the
+ * lease expires before a consumer has registered.
  */
 export class FinishedRequests {
   readonly #options: FinishedRequestsOptions;
@@ -229,8 +247,8 @@ export class FinishedRequests {
   }
 
   /**
-   * Extends the leases of the requests that a heartbeat names, where its sender may. Our own consumers send the wire id and the capability,
-   * vLLM's send the proxy's name of the request.
+   * Extends the leases of the requests that a heartbeat names, where its sender may. Our own
+   * consumers send the wire id and the capability, vLLM's send the proxy's name of the request.
    */
   extendLeases(named: readonly NamedRequest[], from: string): void {
     const { requests } = this.#options;
@@ -243,9 +261,10 @@ export class FinishedRequests {
   }
 
   /**
-   * Writes a finished request to a registration that matched it, in the queue of the consumer. A registration of no blocks only marks its
-   * rank as served. Errors: `KV_GENERATION_STALE` if the request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that
-   * this one does not serve; `KV_INTERNAL` if the request has not finished.
+   * Writes a finished request to a registration that matched it, in the queue of the consumer. A
+   * registration of no blocks only marks its rank as served. Errors: `KV_GENERATION_STALE` if the
+   * request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that this one does
+   * not serve; `KV_INTERNAL` if the request has not finished.
    */
   write(key: string, registration: Registration, request: ProducedRequest): void {
     const { requests, endedRegistrations } = this.#options;
@@ -296,8 +315,8 @@ export class FinishedRequests {
   }
 
   /**
-   * Aborts the final write for a registration that the consumer withdrew. False if there is none. The consumer gets its notice when the
-   * transport has released the memory.
+   * Aborts the final write for a registration that the consumer withdrew. False if there is none.
+   * The consumer gets its notice when the transport has released the memory.
    */
   withdraw(key: string, reason: KvError): boolean {
     const write = this.#writes.get(key);
@@ -307,7 +326,10 @@ export class FinishedRequests {
     return true;
   }
 
-  /** Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks any more. */
+  /**
+   * Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks
+   * any more.
+   */
   free(request: ProducedRequest): void {
     const { requests, layerwise, context } = this.#options;
     const { output } = context;
@@ -338,14 +360,30 @@ export class FinishedRequests {
     for (const { controller } of this.#writes.values()) controller.abort(reason);
   }
 
-  /** Assigns the request to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
+  /**
+   * Assigns the request to the consumer of the first registration that matches it. Errors:
+   * `KV_TOPOLOGY_INVALID`.
+   */
   #progressTo(registration: Registration): WriteProgress {
     const ranks = ranksServed(this.#options.context.local, registration);
-    return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
+    return {
+      consumer: consumerRequestKey(registration),
+      ranks,
+      servedRanks: new Set(),
+      writing: 0,
+    };
   }
 
-  /** Waits for the layer-wise writes, writes the regions that are not in `written`, and sends the ended notice after a failure. */
-  async #serve(key: string, order: LeaseOrder, write: DispatchedWrite, written: Set<string>): Promise<void> {
+  /**
+   * Waits for the layer-wise writes, writes the regions that are not in `written`, and sends the
+   * ended notice after a failure.
+   */
+  async #serve(
+    key: string,
+    order: LeaseOrder,
+    write: DispatchedWrite,
+    written: Set<string>,
+  ): Promise<void> {
     const { layerwise, dispatcher, endedNotices } = this.#options;
     const early = await layerwise?.finish(key, order, write.controller.signal);
     for (const region of early ?? []) written.add(region);
@@ -383,8 +421,9 @@ export class FinishedRequests {
 }
 
 /**
- * Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it, and only they know the secret in
- * it: what a stranger sends about the same request is another registration.
+ * Identifies the consumer request that a registration is part of. All ranks of one of our consumers
+ * share it, and only they know the secret in it: what a stranger sends about the same request is
+ * another registration.
  */
 export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
   return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
@@ -395,5 +434,11 @@ function ranksServed(
   { tpRank, tpSize, dcpSize }: Pick<RankGeometry, "tpRank" | "tpSize" | "dcpSize">,
   { tpSize: remoteTpSize, own }: Registration,
 ): number[] {
-  return handshakeSourceRanks({ tpRank, tpSize, dcpSize, remoteTpSize, remoteDcpSize: own?.dcpSize });
+  return handshakeSourceRanks({
+    tpRank,
+    tpSize,
+    dcpSize,
+    remoteTpSize,
+    remoteDcpSize: own?.dcpSize,
+  });
 }

@@ -5,8 +5,14 @@ import { ProducedRequests } from "./produced-requests.js";
 import { MAX_WAITING_BYTES, RegistrationMatcher, registrationKey } from "./registrations.js";
 
 const registration = (engineId: string, at: number, blocks: number): Registration => ({
-  ...{ wireId: `r${at}`, matchId: `r${at}`, engineId, host: "h", port: 1, tpSize: 1 },
-  ...{ blockIds: [new Array<number>(blocks)], producerEngineId: "p" },
+  wireId: `r${at}`,
+  matchId: `r${at}`,
+  engineId,
+  host: "h",
+  port: 1,
+  tpSize: 1,
+  blockIds: [new Array<number>(blocks)],
+  producerEngineId: "p",
 });
 
 function matcher() {
@@ -18,7 +24,8 @@ function matcher() {
 
 test("A9: waiting registrations are weighed: those of the engine that holds most lose their room, the oldest first", () => {
   const { clock, matcher: waiting } = matcher();
-  const wait = (one: Registration) => waiting.wait(registrationKey(one), one).map(([, lost]) => lost);
+  const wait = (one: Registration) =>
+    waiting.wait(registrationKey(one), one).map(([, lost]) => lost);
   const honest = registration("honest", 0, 1000);
   expect(wait(honest)).toEqual([]);
   const blocks = Math.floor(MAX_WAITING_BYTES / 8 / 10);

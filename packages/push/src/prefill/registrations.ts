@@ -11,7 +11,11 @@ import {
   sameCapability,
 } from "@kv/protocol";
 import { AliasIndex, exactName, namesOf, transferName } from "./alias-index.js";
-import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
+import {
+  consumerRequestKey,
+  type ProducedRequest,
+  type ProducedRequests,
+} from "./produced-requests.js";
 
 /** Registrations that wait. */
 const MAX_WAITING = 65_536;
@@ -38,7 +42,10 @@ export type Match =
 export interface RegistrationMatcherOptions {
   readonly clock: Clock;
   readonly requests: ProducedRequests;
-  /** How long a registration waits for its prompt, in milliseconds: of a vLLM consumer, and of one of our own. */
+  /**
+   * How long a registration waits for its prompt, in milliseconds: of a vLLM consumer, and of one
+   * of our own.
+   */
   readonly waitMs: { readonly plain: number; readonly own: number };
   /** Called from the timer when a registration has waited for so long, after it was removed. */
   onExpired(key: string, registration: Registration): void;
@@ -47,22 +54,29 @@ export interface RegistrationMatcherOptions {
 /** A registration and its key, see `registrationKey`. */
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
-/** Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same, which covers the whole engine. */
+/**
+ * Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same,
+ * which covers the whole engine.
+ */
 export function registrationKey(registration: Registration): string {
   return `${consumerRequestKey(registration)} ${registration.own?.rank ?? "all"}`;
 }
 
 /**
- * Matches registrations with the producer's requests, whichever comes first, and keeps the registrations that wait for a prompt. One of
- * our consumers that has the producer's parameters names the exact request and generation. Otherwise the transfer ids are compared, which a
- * front end gives to both legs. Where one of the two has none, the request ids are: exactly first, then without the suffixes that the two
- * engines appended (vLLM 0.33, `get_base_request_id`).
+ * Matches registrations with the producer's requests, whichever comes first, and keeps the
+ * registrations that wait for a prompt. One of our consumers that has the producer's parameters
+ * names the exact request and generation. Otherwise the transfer ids are compared, which a front
+ * end gives to both legs. Where one of the two has none, the request ids are: exactly first, then
+ * without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
  */
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
   /** By key. */
-  readonly #waiting = new Map<string, { readonly registration: Registration; readonly timer: Timer }>();
+  readonly #waiting = new Map<
+    string,
+    { readonly registration: Registration; readonly timer: Timer }
+  >();
   readonly #keysByName = new AliasIndex<string>();
   /** The keys of each consumer engine, the oldest first, and what its registrations hold. */
   readonly #byEngine = new Map<string, { readonly keys: Set<string>; bytes: number }>();
@@ -73,7 +87,10 @@ export class RegistrationMatcher {
     this.#requests = options.requests;
   }
 
-  /** Finds the finished request of a registration. `incarnation` is this producer's process; undefined before its first step. */
+  /**
+   * Finds the finished request of a registration. `incarnation` is this producer's process;
+   * undefined before its first step.
+   */
   find(registration: Registration, incarnation: string | undefined): Match {
     const prefill = registration.own?.prefill;
     if (prefill !== undefined) {
@@ -118,8 +135,9 @@ export class RegistrationMatcher {
   }
 
   /**
-   * Keeps a registration until its prompt arrives, for `waitMs` at most. Returns those that have lost their room to it: the oldest of the engine whose registrations hold
-   * most, which may be its own.
+   * Keeps a registration until its prompt arrives, for `waitMs` at most. Returns those that have
+   * lost their room to it: the oldest of the engine whose registrations hold most, which may be its
+   * own.
    */
   wait(key: string, registration: Registration): readonly KeyedRegistration[] {
     const { clock, waitMs, onExpired } = this.#options;
@@ -173,7 +191,10 @@ export class RegistrationMatcher {
     if (engine.keys.size === 0) this.#byEngine.delete(engineId);
   }
 
-  /** The waiting registrations of our own peers that a running request may be written to before it ends. They keep waiting. */
+  /**
+   * The waiting registrations of our own peers that a running request may be written to before it
+   * ends. They keep waiting.
+   */
   waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
     return this.#candidates(request).filter(
       ([, { own, blockIds }]) =>
@@ -181,7 +202,10 @@ export class RegistrationMatcher {
     );
   }
 
-  /** Removes and returns the waiting registrations that a finished request goes to. They are all of one consumer request. */
+  /**
+   * Removes and returns the waiting registrations that a finished request goes to. They are all of
+   * one consumer request.
+   */
   takeFor(request: ProducedRequest): readonly KeyedRegistration[] {
     const candidates = this.#candidates(request);
     const first = candidates[0];
@@ -190,11 +214,18 @@ export class RegistrationMatcher {
     return this.#take(candidates.filter(([, other]) => consumerRequestKey(other) === consumer));
   }
 
-  /** Removes and returns the waiting registrations that name a finished request, and want the KV of another prompt. */
-  takeMismatched(request: ProducedRequest): readonly (readonly [...KeyedRegistration, error: KvError])[] {
+  /**
+   * Removes and returns the waiting registrations that name a finished request, and want the KV of
+   * another prompt.
+   */
+  takeMismatched(
+    request: ProducedRequest,
+  ): readonly (readonly [...KeyedRegistration, error: KvError])[] {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
-    const isOnlyOne = [...this.#requests.byBaseId(baseId)].every(({ finished }) => finished !== undefined);
+    const isOnlyOne = [...this.#requests.byBaseId(baseId)].every(
+      ({ finished }) => finished !== undefined,
+    );
     const keys = new Set([
       ...this.#keysByName.get(exactName(request.wireId)),
       ...this.#keysByName.get(transferName(request.transferId)),
@@ -209,8 +240,13 @@ export class RegistrationMatcher {
     return this.#take(taken);
   }
 
-  /** Removes and returns the waiting registrations that name a request that has failed. Later ones find it ended. */
-  takeNaming(request: Pick<ProducedRequest, "requestId" | "transferId">): readonly KeyedRegistration[] {
+  /**
+   * Removes and returns the waiting registrations that name a request that has failed. Later ones
+   * find it ended.
+   */
+  takeNaming(
+    request: Pick<ProducedRequest, "requestId" | "transferId">,
+  ): readonly KeyedRegistration[] {
     const { requestId: wireId } = request;
     const taken = this.#candidates({ ...request, wireId, generation: -1, finished: undefined });
     for (const [key] of taken) this.delete(key);
@@ -225,7 +261,9 @@ export class RegistrationMatcher {
 
   /** Removes and returns all waiting registrations, without calling `onExpired`. */
   takeAll(): readonly KeyedRegistration[] {
-    return this.#take([...this.#waiting].map(([key, { registration }]) => [key, registration] as const));
+    return this.#take(
+      [...this.#waiting].map(([key, { registration }]) => [key, registration] as const),
+    );
   }
 
   #take<T extends readonly [key: string, ...rest: unknown[]]>(taken: readonly T[]): readonly T[] {
@@ -233,14 +271,18 @@ export class RegistrationMatcher {
     return taken;
   }
 
-  /** The waiting registrations that may match a request: those that want blocks come first, then equal transfer ids and exact ids, then older ones. */
+  /**
+   * The waiting registrations that may match a request: those that want blocks come first, then
+   * equal transfer ids and exact ids, then older ones.
+   */
   #candidates(request: RequestIdentity): KeyedRegistration[] {
     const { requestId, wireId, transferId } = request;
     const found = new Map<string, Registration>();
     for (const name of [exactName(wireId), transferName(transferId), baseRequestId(requestId)]) {
       for (const key of this.#keysByName.get(name)) {
         const registration = this.#waiting.get(key)?.registration;
-        if (registration !== undefined && mayMean(registration, request)) found.set(key, registration);
+        if (registration !== undefined && mayMean(registration, request))
+          found.set(key, registration);
       }
     }
     return [...found].sort(([, a], [, b]) => rankFor(request, a) - rankFor(request, b));
@@ -248,13 +290,17 @@ export class RegistrationMatcher {
 }
 
 /**
- * The registrations that have ended at this producer rank, so that one that arrives late or twice is not served. Each is remembered by
- * its key for a while. Beyond that, each consumer process has a watermark: every message names the oldest generation that the consumer
- * has open, and a generation below it never becomes valid again.
+ * The registrations that have ended at this producer rank, so that one that arrives late or twice
+ * is not served. Each is remembered by its key for a while. Beyond that, each consumer process has
+ * a watermark: every message names the oldest generation that the consumer has open, and a
+ * generation below it never becomes valid again.
  */
 export class EndedRegistrations {
   readonly #keys: ExpiringSet;
-  /** The oldest generation that is still valid, by consumer process; the process that was quiet for longest comes first. */
+  /**
+   * The oldest generation that is still valid, by consumer process; the process that was quiet for
+   * longest comes first.
+   */
   readonly #watermarks = new Map<string, number>();
 
   constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
@@ -272,8 +318,9 @@ export class EndedRegistrations {
   }
 
   /**
-   * Raises the watermark of the consumer process to the oldest open generation that the registration names. Returns false if the
-   * registration's own generation lies below the watermark. A vLLM consumer sends no generation: the result is always true.
+   * Raises the watermark of the consumer process to the oldest open generation that the
+   * registration names. Returns false if the registration's own generation lies below the
+   * watermark. A vLLM consumer sends no generation: the result is always true.
    */
   isOpen({ engineId, own }: Registration): boolean {
     if (own === undefined) return true;
@@ -282,7 +329,8 @@ export class EndedRegistrations {
     this.#watermarks.delete(process);
     this.#watermarks.set(process, watermark);
     const [oldest] = this.#watermarks.keys();
-    if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined) this.#watermarks.delete(oldest);
+    if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined)
+      this.#watermarks.delete(oldest);
     return own.generation >= watermark;
   }
 }
@@ -326,7 +374,10 @@ function mayMean(registration: Registration, request: RequestIdentity): boolean 
   return blockIds.length === 0 || isStartOfPrompt(own, finished);
 }
 
-/** Whether a registration names the request: by P's parameters, without them by its transfer id, and where one of the two has none by its id. */
+/**
+ * Whether a registration names the request: by P's parameters, without them by its transfer id, and
+ * where one of the two has none by its id.
+ */
 function names(registration: Registration, request: RequestIdentity): boolean {
   const { own, matchId, transferId } = registration;
   const { requestId, wireId, generation } = request;
@@ -336,7 +387,11 @@ function names(registration: Registration, request: RequestIdentity): boolean {
       return transferId === request.transferId;
     return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
   }
-  return prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request);
+  return (
+    prefill.wireId === wireId &&
+    prefill.generation === generation &&
+    holdsCapability(prefill, request)
+  );
 }
 
 /** The last digest of each prompt. All ranks of a D want the same one. */
@@ -345,7 +400,10 @@ const lastDigests = new WeakMap<
   { readonly numTokens: number; readonly digest: string | undefined }
 >();
 
-/** Whether P's prompt begins with the tokens that D wants, and has the same content key. False where one of the engines does not know its tokens. */
+/**
+ * Whether P's prompt begins with the tokens that D wants, and has the same content key. False where
+ * one of the engines does not know its tokens.
+ */
 function isStartOfPrompt(
   { numTokens, promptDigest: digest }: RegistrationExtension,
   { prompt }: Pick<SendableRequest, "prompt">,
@@ -363,10 +421,15 @@ function isWholePrompt(own: RegistrationExtension, order: SendableRequest): bool
   return own.numTokens === order.numTokens && isStartOfPrompt(own, order);
 }
 
-function promptMismatch({ own }: Registration, { finished }: Pick<ProducedRequest, "finished">): KvError {
+function promptMismatch(
+  { own }: Registration,
+  { finished }: Pick<ProducedRequest, "finished">,
+): KvError {
   const [wanted, computed] = [own?.numTokens, finished?.numTokens];
   const what =
-    wanted === computed ? "their tokens, or what else decides their KV, differ" : "their lengths differ";
+    wanted === computed
+      ? "their tokens, or what else decides their KV, differ"
+      : "their lengths differ";
   return new KvError(
     "KV_PROMPT_MISMATCH",
     `the decode worker's prompt of ${wanted} tokens is not the prefill worker's of ${computed}: ${what}`,
@@ -381,7 +444,8 @@ function holdsCapability(
   prefill: Pick<RemoteLease, "capability">,
   { capability }: Pick<RequestIdentity, "capability">,
 ): boolean {
-  if (capability === undefined || prefill.capability === undefined) return capability === prefill.capability;
+  if (capability === undefined || prefill.capability === undefined)
+    return capability === prefill.capability;
   return sameCapability(capability, prefill.capability);
 }
 

@@ -45,7 +45,10 @@ async function setUp() {
     },
   });
   const context = testContext({
-    ...{ agent, local: geometry(2 ** 20), incarnation: "d", features: [PUSH_CONTROL] },
+    agent,
+    local: geometry(2 ** 20),
+    incarnation: "d",
+    features: [PUSH_CONTROL],
     model: { numKvHeads: 1, groups: ["full"] },
     remote: testRanks(() => geometry(2 ** 30)),
   });

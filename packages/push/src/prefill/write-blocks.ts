@@ -16,7 +16,10 @@ import { type EngineTransferPlan, planRequest, type RequestRead, swapDirection }
 import { encodeNotification, encodeRegistrationWritten, type Registration } from "@kv/protocol";
 import type { ConsumerEngine, ConsumerTarget } from "./consumer-engine.js";
 
-/** The parts of a worker that write. `local` has the tensor-parallel size, the `n` of the done notification `"{id}:{n}"`. */
+/**
+ * The parts of a worker that write. `local` has the tensor-parallel size, the `n` of the done
+ * notification `"{id}:{n}"`.
+ */
 export type WriteContext = Pick<WorkerContext, "agent" | "log" | "metrics" | "tracer"> & {
   readonly notifications: Pick<WorkerContext["notifications"], "send">;
   readonly local: Pick<WorkerContext["local"], "tpRank" | "tpSize">;
@@ -40,11 +43,17 @@ export interface BlockWrite {
 export interface DispatchedWrite extends BlockWrite {
   /** Aborts the write. The dispatcher aborts it at the deadline. */
   readonly controller: AbortController;
-  /** Set when the consumer withdrew its registration. A write that ends because of it has not failed. */
+  /**
+   * Set when the consumer withdrew its registration. A write that ends because of it has not
+   * failed.
+   */
   withdrawn?: boolean | undefined;
 }
 
-/** How many writes to one consumer engine run at once. The transport executes them one after another anyway. */
+/**
+ * How many writes to one consumer engine run at once. The transport executes them one after another
+ * anyway.
+ */
 const WRITES_PER_CONSUMER = 8;
 
 interface ConsumerQueue {
@@ -54,8 +63,9 @@ interface ConsumerQueue {
 }
 
 /**
- * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so a slow or dead consumer
- * does not delay others. Each write has a deadline and goes to the process that registered.
+ * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its
+ * own, so a slow or dead consumer does not delay others. Each write has a deadline and goes to the
+ * process that registered.
  */
 export class WriteDispatcher {
   readonly #context: WorkerContext;
@@ -71,12 +81,13 @@ export class WriteDispatcher {
   }
 
   /**
-   * Writes when a slot of the consumer engine is free, in the order of the calls. Resolves when no transfer of it can touch memory any
-   * more, with the error if it failed; never rejects. A failure is counted and logged under vLLM's failure types, unless the registration
-   * was withdrawn.
+   * Writes when a slot of the consumer engine is free, in the order of the calls. Resolves when no
+   * transfer of it can touch memory any more, with the error if it failed; never rejects. A failure
+   * is counted and logged under vLLM's failure types, unless the registration was withdrawn.
    */
   write(write: DispatchedWrite): Promise<KvError | undefined> {
-    // A registration names its engine itself: the address keeps one engine from taking the slots of another.
+    // A registration names its engine itself: the address keeps one engine from taking the slots of
+    // another.
     const { engineId, host, port } = write.registration;
     const consumer = JSON.stringify([engineId, host, port]);
     const queue = this.#queues.get(consumer) ?? { running: 0, waiting: [] };
@@ -171,7 +182,10 @@ function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvErro
   );
 }
 
-/** The process that sent a registration. A restarted consumer returns under the same engine id; a vLLM consumer names no process. */
+/**
+ * The process that sent a registration. A restarted consumer returns under the same engine id; a
+ * vLLM consumer names no process.
+ */
 export function consumerOf(
   { engineId, host, port, tpSize, own, wireId }: Registration,
   traceparent?: string | undefined,
@@ -197,10 +211,12 @@ interface PlannedWrite {
 }
 
 /**
- * Writes a request's blocks into the blocks that a consumer registered. The last write sends `"{the consumer's id}:{our TP size}"` to each
- * rank after the last byte of its share: the notification is attached to the WRITE if there is one NIXL request, else it is sent when all
- * requests are done, because NIXL does not order requests. Settles only when no transfer of it can touch memory any more.
- * Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of the plan; the signal's reason.
+ * Writes a request's blocks into the blocks that a consumer registered. The last write sends
+ * `"{the consumer's id}:{our TP size}"` to each rank after the last byte of its share: the
+ * notification is attached to the WRITE if there is one NIXL request, else it is sent when all
+ * requests are done, because NIXL does not order requests. Settles only when no transfer of it can
+ * touch memory any more. Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one
+ * does not serve; those of the plan; the signal's reason.
  */
 export async function writeBlocks(
   consumer: ConsumerEngine,
@@ -253,7 +269,9 @@ export async function writeBlocks(
   });
 }
 
-/** `"{the consumer's id}:{our TP size}"`; with the registration's secret for one of our consumers. */
+/**
+ * `"{the consumer's id}:{our TP size}"`; with the registration's secret for one of our consumers.
+ */
 function writtenNotification({ wireId, own }: Registration, readers: number): Uint8Array {
   if (own === undefined) return encodeNotification({ kind: "done", requestId: wireId, readers });
   return encodeRegistrationWritten({ wireId, readers, secret: own.secret });
@@ -268,8 +286,15 @@ function targetOf({ targets, address }: ConsumerEngine, rank: number): ConsumerT
   );
 }
 
-/** One write for each pair of memory types; none if this rank has nothing for the target. Errors: those of `planRequest`. */
-function planWrites({ plan, lists }: ConsumerTarget, write: BlockWrite, tpRank: number): PlannedWrite[] {
+/**
+ * One write for each pair of memory types; none if this rank has nothing for the target. Errors:
+ * those of `planRequest`.
+ */
+function planWrites(
+  { plan, lists }: ConsumerTarget,
+  write: BlockWrite,
+  tpRank: number,
+): PlannedWrite[] {
   const { order, registration, includesRegion = () => true } = write;
   const { own, blockIds } = registration;
   const { reads } = planRequest(plan, {
@@ -288,7 +313,10 @@ function planWrites({ plan, lists }: ConsumerTarget, write: BlockWrite, tpRank: 
   });
 }
 
-/** Where the descriptors of one region lie in a list of a plan: ids `from` (included) to `until` (excluded). */
+/**
+ * Where the descriptors of one region lie in a list of a plan: ids `from` (included) to `until`
+ * (excluded).
+ */
 interface RegionRange {
   readonly from: number;
   readonly until: number;
@@ -298,7 +326,10 @@ interface RegionRange {
 /** Ranges by plan, then by source and list. A plan lives as long as the link to its engine. */
 const rangesByPlan = new WeakMap<EngineTransferPlan, Map<string, readonly RegionRange[]>>();
 
-/** The descriptors of a planned read that lie in the regions for which `includes` is true. All of them are returned as they are, without a copy. */
+/**
+ * The descriptors of a planned read that lie in the regions for which `includes` is true. All of
+ * them are returned as they are, without a copy.
+ */
 function descriptorsInRegions(
   plan: EngineTransferPlan,
   read: RequestRead,
@@ -329,7 +360,10 @@ function descriptorsInRegions(
   return { localIds: local.subarray(0, count), remoteIds: remote.subarray(0, count) };
 }
 
-function rangesOf(plan: EngineTransferPlan, { sourceIndex, listIndex }: RequestRead): readonly RegionRange[] {
+function rangesOf(
+  plan: EngineTransferPlan,
+  { sourceIndex, listIndex }: RequestRead,
+): readonly RegionRange[] {
   const known = rangesByPlan.get(plan) ?? new Map<string, readonly RegionRange[]>();
   rangesByPlan.set(plan, known);
   const key = `${sourceIndex} ${listIndex}`;
@@ -339,7 +373,13 @@ function rangesOf(plan: EngineTransferPlan, { sourceIndex, listIndex }: RequestR
     const indexing = plan.sources[sourceIndex]?.remoteIndexing[index];
     if (list !== listIndex || indexing === undefined || indexing.count === 0) return [];
     const { offset, count } = indexing;
-    return [{ from: offset, until: offset + count, region: plan.remote.regions[remoteRegion]?.name ?? "" }];
+    return [
+      {
+        from: offset,
+        until: offset + count,
+        region: plan.remote.regions[remoteRegion]?.name ?? "",
+      },
+    ];
   });
   known.set(key, made);
   return made;

@@ -1,7 +1,8 @@
 import { describe, expect, it } from "vitest";
 import { OWN, withdrawal, writerOn } from "./writer-alone.js";
 
-// In addition to the counterparts of vLLM's tests: generations distinguish one use of a request id from the next.
+// In addition to the counterparts of vLLM's tests: generations distinguish one use of a request id
+// from the next.
 
 describe("generations", () => {
   it("a generation below the watermark of its consumer is refused", async () => {

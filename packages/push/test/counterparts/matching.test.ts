@@ -2,7 +2,8 @@ import { decodeRegistration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { REGISTRATION, writerOn } from "./writer-alone.js";
 
-// Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations are matched with finished requests.
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations are matched
+// with finished requests.
 
 describe("matching", () => {
   it("prefill finishes first", async () => {

@@ -1,7 +1,8 @@
 import { describe, expect, it } from "vitest";
 import { BLOCKS, decodeRequest, PREFILL, prefillRequest, scheduler } from "./scheduler-alone.js";
 
-// Counterparts of the unit tests of vLLM's push connector (PR 35264): input that the scheduler sides ignore or refuse.
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): input that the scheduler
+// sides ignore or refuse.
 
 describe("the scheduler does nothing", () => {
   it("without transfer parameters", async () => {

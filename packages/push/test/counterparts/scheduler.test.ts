@@ -17,7 +17,9 @@ describe("scheduler", () => {
     const { made, step } = await scheduler();
     made.afterAllocation(prefillRequest(), BLOCKS, 0);
     expect(made.requestFinished(prefillRequest(), BLOCKS, "length").keepBlocks).toBe(true);
-    expect(step().leases).toMatchObject([{ requestId: "p1", promptBlockIds: BLOCKS, numTokens: 40 }]);
+    expect(step().leases).toMatchObject([
+      { requestId: "p1", promptBlockIds: BLOCKS, numTokens: 40 },
+    ]);
   });
 
   it("building the metadata drains both halves", async () => {
@@ -27,7 +29,9 @@ describe("scheduler", () => {
     made.afterAllocation(prefillRequest(), [[1, 2, 3]], 0);
     made.requestFinished(prefillRequest(), [[1, 2, 3]], "stopped");
     const first = step();
-    expect([first.registrations.length, first.leases.length, first.inBatch.length]).toEqual([1, 1, 1]);
+    expect([first.registrations.length, first.leases.length, first.inBatch.length]).toEqual([
+      1, 1, 1,
+    ]);
     const second = step();
     expect([second.registrations, second.leases, second.inBatch, second.heartbeats]).toEqual([
       [],

@@ -37,7 +37,12 @@ describe("notifications and leases", () => {
     register("r");
     await idle();
     expect(output.take().finishedSending).toEqual([]);
-    expect(writer.outstanding()).toMatchObject({ batch: 0, leases: 0, registrations: 0, writes: 0 });
+    expect(writer.outstanding()).toMatchObject({
+      batch: 0,
+      leases: 0,
+      registrations: 0,
+      writes: 0,
+    });
   });
 
   it("a done notification counts once for each rank, and one that arrives early is kept", async () => {
@@ -46,7 +51,10 @@ describe("notifications and leases", () => {
     const registration = replies.open("r~1");
     expect([...registration.done]).toEqual(["p agent 1"]);
     const next = registration.next();
-    expect([replies.done("r~1", "p agent 0"), replies.done("r~1", "p agent 0")]).toEqual([true, true]);
+    expect([replies.done("r~1", "p agent 0"), replies.done("r~1", "p agent 0")]).toEqual([
+      true,
+      true,
+    ]);
     await next;
     expect([...registration.done]).toEqual(["p agent 1", "p agent 0"]);
     replies.close("r~1");

@@ -37,7 +37,10 @@ export function writerOn() {
     },
   });
   const context = testContext({
-    ...{ agent, clock, incarnation: "d-process", features: [PUSH_CONTROL] },
+    agent,
+    clock,
+    incarnation: "d-process",
+    features: [PUSH_CONTROL],
     model: { numKvHeads: 1, groups: ["full"] },
     local: testRank({}, 1),
     remote: testRanks(() => testRank({}, 1)),
@@ -45,7 +48,13 @@ export function writerOn() {
   });
   const { output } = context;
   const writer = new PrefillWorker(context);
-  const none = { schedulerClockMs: 500, incarnation: "p-process", inBatch: [], notSent: [], leases: [] };
+  const none = {
+    schedulerClockMs: 500,
+    incarnation: "p-process",
+    inBatch: [],
+    notSent: [],
+    leases: [],
+  };
   let generation = 0;
   /** A finished request with three blocks of its own. */
   const order = (requestId: string): LeaseOrder => {
@@ -77,7 +86,8 @@ export function writerOn() {
     none,
     order,
     finish: (...ids: string[]) => writer.step({ ...none, leases: ids.map(order) }),
-    register: (id: string, change: object = {}) => writer.register(registrationOf(id, change), "d agent"),
+    register: (id: string, change: object = {}) =>
+      writer.register(registrationOf(id, change), "d agent"),
   };
 }
 

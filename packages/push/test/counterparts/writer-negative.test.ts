@@ -2,7 +2,8 @@ import { decodePushControl } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { OWN, registrationOf, withdrawal, writerOn } from "./writer-alone.js";
 
-// Counterparts of the unit tests of vLLM's push connector (PR 35264): input that the writer ignores or refuses.
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): input that the writer ignores
+// or refuses.
 
 describe("the writer is not misled", () => {
   it("by a step with nothing to take", () => {
@@ -23,7 +24,9 @@ describe("the writer is not misled", () => {
   });
 
   it("by a payload that is not a map, or has an unknown type", () => {
-    expect(() => decodePushControl({ type: "push_withdraw" })).toThrow(/KV_WIRE|request_id|malformed/i);
+    expect(() => decodePushControl({ type: "push_withdraw" })).toThrow(
+      /KV_WIRE|request_id|malformed/i,
+    );
     expect(() => decodePushControl({ type: "push_ended", request_id: 5 })).toThrow(/request_id/);
     expect(decodePushControl({ type: "unknown type" })).toBeUndefined();
   });
@@ -57,7 +60,8 @@ describe("the writer is not misled", () => {
     expect(writer.outstanding().leases).toBe(1);
   });
 
-  // vLLM's writer sleeps until collectFinished wakes it, also when nothing has finished. This one acts on the notification itself.
+  // vLLM's writer sleeps until collectFinished wakes it, also when nothing has finished. This one
+  // acts on the notification itself.
   it("by an engine that takes no further step: a registration alone starts the WRITE", async () => {
     const { writer, none, register, finish, idle, written } = writerOn();
     finish("r");

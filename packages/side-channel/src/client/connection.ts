@@ -32,8 +32,9 @@ export interface ConnectionLoss {
 const MAX_UNSENT_BYTES = 64 * 1024;
 
 /**
- * The client's end of one TCP connection of ZeroMQ's protocol (ZMTP 3.0 and 3.1, as libzmq 4 speaks it). What the peer sends is limited while it
- * arrives; between two messages the event loop has its turn.
+ * The client's end of one TCP connection of ZeroMQ's protocol (ZMTP 3.0 and 3.1, as libzmq 4 speaks
+ * it). What the peer sends is limited while it arrives; between two messages the event loop has its
+ * turn.
  */
 export class ZmqConnection {
   readonly #options: ZmqConnectionOptions;
@@ -44,7 +45,10 @@ export class ZmqConnection {
   #sentBytes = 0;
   /** Called once, when messages can be sent. */
   onEstablished: () => void = () => {};
-  /** Called with the frames of each message, in order. The next one is read when its promise has resolved. What it throws closes the connection. */
+  /**
+   * Called with the frames of each message, in order. The next one is read when its promise has
+   * resolved. What it throws closes the connection.
+   */
   onMessage: (frames: readonly Uint8Array[]) => Promise<void> | undefined = refuseMessage;
   /** Called once with the reason when the connection is refused or lost. */
   onLost: (loss: ConnectionLoss) => void = () => {};
@@ -109,7 +113,8 @@ export class ZmqConnection {
     try {
       for (let event = this.#session.read(); event !== undefined; event = this.#session.read()) {
         const handled = this.#handle(event);
-        // A message that nobody waits for ends the connection: it is read before the reply to which it was added counts.
+        // A message that nobody waits for ends the connection: it is read before the reply to which
+        // it was added counts.
         if (event.type !== "message" || this.onMessage === refuseMessage) continue;
         this.#socket.pause();
         if (handled === undefined) setImmediate(() => this.#read());
@@ -156,7 +161,9 @@ export class ZmqConnection {
     if (this.#stage !== "connecting") return this.#whyClosed();
     const { code } = error as { code?: string };
     const why =
-      code === "ECONNREFUSED" ? "the connection was refused" : `the connection failed: ${reasonOf(error)}`;
+      code === "ECONNREFUSED"
+        ? "the connection was refused"
+        : `the connection failed: ${reasonOf(error)}`;
     return { why };
   }
 
@@ -166,7 +173,9 @@ export class ZmqConnection {
     if (!this.#session.greetingBegun) {
       const why =
         "it closed the connection without a greeting: it does not speak ZMQ, or has no connection to spare";
-      return isCurve ? { why: `${why}, or has the mechanism NULL and not CURVE`, hint: CURVE_HINT } : { why };
+      return isCurve
+        ? { why: `${why}, or has the mechanism NULL and not CURVE`, hint: CURVE_HINT }
+        : { why };
     }
     if (!isCurve) return { why: "it ended the ZMQ handshake" };
     const why = this.#session.greetingComplete
@@ -178,10 +187,16 @@ export class ZmqConnection {
   #whyRefused(cause: unknown): ConnectionLoss {
     if (isAboutCurve(cause)) return { why: reasonOf(cause), cause };
     if (this.#stage !== "established")
-      return { why: `the server there does not speak ZMQ as this side does: ${reasonOf(cause)}`, cause };
+      return {
+        why: `the server there does not speak ZMQ as this side does: ${reasonOf(cause)}`,
+        cause,
+      };
     const { maxMessageBytes, maxFrames } = this.#options;
     const what = `its message is larger than ${maxMessageBytes} bytes or ${maxFrames} frames: `;
-    return { why: `${KvError.is(cause, "KV_WIRE_LIMIT_EXCEEDED") ? what : ""}${reasonOf(cause)}`, cause };
+    return {
+      why: `${KvError.is(cause, "KV_WIRE_LIMIT_EXCEEDED") ? what : ""}${reasonOf(cause)}`,
+      cause,
+    };
   }
 }
 

@@ -3,7 +3,9 @@ import type { ZmqConnection } from "./connection.js";
 
 const IDLE_MS = 10_000;
 
-/** Idle established connections, kept because connecting takes longer than a request and its reply. */
+/**
+ * Idle established connections, kept because connecting takes longer than a request and its reply.
+ */
 export class IdleConnections {
   readonly #clock: Clock;
   readonly #perPeer: number;
@@ -24,7 +26,10 @@ export class IdleConnections {
     return connection;
   }
 
-  /** Keeps an idle connection for a limited time. Closes it when there are enough idle ones, or when it is lost. */
+  /**
+   * Keeps an idle connection for a limited time. Closes it when there are enough idle ones, or when
+   * it is lost.
+   */
   keep(peer: string, connection: ZmqConnection): void {
     const idle = this.#peers.get(peer) ?? new Map<ZmqConnection, Timer>();
     if (this.#closed || connection.lost || idle.size >= this.#perPeer) {

@@ -1,7 +1,12 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
 import { CURVE_HINT, type CurveKeySource } from "../keys/curve.js";
 import { reasonOf, resolveHost } from "../zmq-endpoint.js";
-import { type ConnectionLoss, type ConnectionStage, refuseMessage, ZmqConnection } from "./connection.js";
+import {
+  type ConnectionLoss,
+  type ConnectionStage,
+  refuseMessage,
+  ZmqConnection,
+} from "./connection.js";
 import type { IdleConnections } from "./idle-connections.js";
 
 export interface ZmqRequestOptions {
@@ -18,10 +23,11 @@ export interface ZmqRequestOptions {
 type Stage = "looking up" | ConnectionStage;
 
 /**
- * Sends one request over an idle connection, or over a new one. The request is sent once the connection is established, so that its
- * timeout covers only the exchange. A refused or lost connection ends it at once. Until it ends, `inFlight` holds a function that
- * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where one side has a key
- * and the other has none, or another one.
+ * Sends one request over an idle connection, or over a new one. The request is sent once the
+ * connection is established, so that its timeout covers only the exchange. A refused or lost
+ * connection ends it at once. Until it ends, `inFlight` holds a function that cancels it. Errors:
+ * `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where one side
+ * has a key and the other has none, or another one.
  */
 export async function zmqRequest(
   given: SideChannelRequest,
@@ -116,7 +122,10 @@ function established(connection: ZmqConnection): Promise<void> {
 }
 
 /** Sends a request and resolves with the frames of its reply; never when the connection is lost. */
-function replyTo(frames: readonly Uint8Array[], connection: ZmqConnection): Promise<readonly Uint8Array[]> {
+function replyTo(
+  frames: readonly Uint8Array[],
+  connection: ZmqConnection,
+): Promise<readonly Uint8Array[]> {
   return new Promise((resolve) => {
     connection.onMessage = ([delimiter, ...reply]) => {
       connection.onMessage = refuseMessage;
@@ -153,10 +162,14 @@ function timedOut(given: SideChannelRequest, stage: Stage): KvError {
 function lost({ host, port }: SideChannelRequest, { why, hint, cause }: ConnectionLoss): KvError {
   const options = { details: { host, port }, ...(cause === undefined ? {} : { cause }) };
   if (KvError.is(cause, "KV_HANDSHAKE_UNTRUSTED")) {
-    return new KvError("KV_HANDSHAKE_UNTRUSTED", `side channel: ${host}:${port} is refused: ${why}`, {
-      ...options,
-      hint: CURVE_HINT,
-    });
+    return new KvError(
+      "KV_HANDSHAKE_UNTRUSTED",
+      `side channel: ${host}:${port} is refused: ${why}`,
+      {
+        ...options,
+        hint: CURVE_HINT,
+      },
+    );
   }
   const isLocal = ["localhost", "127.0.0.1", "::1"].includes(host);
   return new KvError(

@@ -31,10 +31,15 @@ async function publisher(bytes: Buffer) {
 test("maxMessageBytes: a publisher that announces a larger frame is disconnected when the frame's header arrives", async () => {
   const header = Buffer.alloc(9, 2);
   header.writeBigUInt64BE(BigInt(limits.maxMessageBytes) + 1n, 1);
-  const { sockets, endpoint, close } = await publisher(Buffer.concat([GREETING, READY_OF_PUB, header]));
+  const { sockets, endpoint, close } = await publisher(
+    Buffer.concat([GREETING, READY_OF_PUB, header]),
+  );
   const reasons: string[] = [];
   const subscription = new ZmqSubscription({
-    ...{ endpoint, limits, clock: manualClock(), message: () => undefined },
+    endpoint,
+    limits,
+    clock: manualClock(),
+    message: () => undefined,
     lost: (reason) => void reasons.push(reason),
   });
   await expect.poll(() => sockets[0]?.closed).toBe(true);
@@ -48,7 +53,10 @@ test("greetingTimeoutMs: a server that does not greet is left, and asked again l
   const clock = manualClock();
   const { sockets, endpoint, close } = await publisher(GREETING.subarray(0, 10));
   const subscription = new ZmqSubscription({
-    ...{ endpoint, limits, clock, message: () => undefined },
+    endpoint,
+    limits,
+    clock,
+    message: () => undefined,
     lost: () => {},
   });
   await expect.poll(() => sockets.length).toBe(1);
@@ -67,7 +75,10 @@ test("A5: a message is read when the promise of the one before has resolved", as
   );
   const applied: (() => void)[] = [];
   const subscription = new ZmqSubscription({
-    ...{ endpoint, limits, clock: manualClock(), lost: () => {} },
+    endpoint,
+    limits,
+    clock: manualClock(),
+    lost: () => {},
     message: () => new Promise((resolve) => applied.push(resolve)),
   });
   for (const count of [1, 2, 3]) {

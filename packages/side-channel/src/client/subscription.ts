@@ -2,7 +2,10 @@ import type { Clock, Timer } from "@kv/interface";
 import { readTcpEndpoint } from "../zmq-endpoint.js";
 import { ZmqConnection } from "./connection.js";
 
-/** What a publisher may send. One that exceeds a limit is disconnected; the subscription connects again. */
+/**
+ * What a publisher may send. One that exceeds a limit is disconnected; the subscription connects
+ * again.
+ */
 export interface SubscriptionLimits {
   /** Frames of a message. */
   readonly maxFrames: number;
@@ -22,9 +25,15 @@ export interface ZmqSubscriptionOptions {
   readonly limits: SubscriptionLimits;
   /** Called when a connection is established and the subscription is sent. */
   ready?(): void;
-  /** Called with the frames of each message, in order. The next one is read when its promise has resolved: until then the publisher's bytes wait at the publisher. */
+  /**
+   * Called with the frames of each message, in order. The next one is read when its promise has
+   * resolved: until then the publisher's bytes wait at the publisher.
+   */
   message(frames: readonly Uint8Array[]): Promise<void> | undefined;
-  /** Called when a connection ends that was established, or when the publisher sends what is refused. */
+  /**
+   * Called when a connection ends that was established, or when the publisher sends what is
+   * refused.
+   */
   lost(reason: string): void;
 }
 
@@ -32,8 +41,8 @@ const RECONNECT_MS = 100;
 const MAX_RECONNECT_MS = 10_000;
 
 /**
- * A SUB of ZeroMQ's protocol to all topics of one publisher. It connects again until it is closed; the delay doubles until a message arrives. It does
- * not keep the process alive.
+ * A SUB of ZeroMQ's protocol to all topics of one publisher. It connects again until it is closed;
+ * the delay doubles until a message arrives. It does not keep the process alive.
  */
 export class ZmqSubscription {
   readonly #options: ZmqSubscriptionOptions;
@@ -59,8 +68,12 @@ export class ZmqSubscription {
     const { endpoint, clock, limits, message, ready, lost } = this.#options;
     const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
     const connection = new ZmqConnection({
-      ...{ host, port, socketType: "SUB", peerTypes: ["PUB", "XPUB"] },
-      ...{ maxFrames: limits.maxFrames, maxMessageBytes: limits.maxMessageBytes },
+      host,
+      port,
+      socketType: "SUB",
+      peerTypes: ["PUB", "XPUB"],
+      maxFrames: limits.maxFrames,
+      maxMessageBytes: limits.maxMessageBytes,
     });
     connection.keepAlive(false);
     connection.onEstablished = () => {

@@ -1,7 +1,10 @@
 import { KvError } from "@kv/interface";
 import { type CurveKeys, curveKeysOf } from "../zmtp/curve.js";
 
-/** The key pairs that are valid now: listeners accept each, requests use the first. Undefined: connections use NULL. */
+/**
+ * The key pairs that are valid now: listeners accept each, requests use the first. Undefined:
+ * connections use NULL.
+ */
 export type CurveKeySource = (() => readonly CurveKeys[]) | undefined;
 
 /** The key pairs of the shared keys, derived again when the keys have changed. */
@@ -22,7 +25,10 @@ export function curveKeysFrom(keys: () => readonly Uint8Array[]): () => readonly
 export const CURVE_HINT =
   "give both sides the same key, or neither: handshake_key_file in kv_connector_extra_config of an engine, --handshake-key-file of kv-peer, kv-proxy and kv-epp; vLLM has no key";
 
-/** Why a peer ends a connection when it has read this side's greeting: libzmq does it before its own greeting is complete. */
+/**
+ * Why a peer ends a connection when it has read this side's greeting: libzmq does it before its own
+ * greeting is complete.
+ */
 export const OTHER_MECHANISM =
   "it ended the connection when it saw this side's security mechanism CURVE, as a peer with NULL does";
 

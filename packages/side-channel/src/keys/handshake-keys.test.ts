@@ -15,8 +15,8 @@ const file = (text: string) => {
 };
 
 const keysOf = (path: string) =>
-  (readHandshakeKeys("handshake_key_file", path)?.current(manualClock(), silentLog) ?? []).map((key) =>
-    Buffer.from(key).toString(),
+  (readHandshakeKeys("handshake_key_file", path)?.current(manualClock(), silentLog) ?? []).map(
+    (key) => Buffer.from(key).toString(),
   );
 
 it("reads the key file without its trailing newline", () => {
@@ -46,23 +46,26 @@ it.each([
   [0o644, "644"],
   [0o640, "640"],
   [0o620, "620"],
-])("a key file of mode %s causes one warning that names the mode and the command", (mode, named) => {
-  const path = file("the key of an exposed file");
-  chmodSync(path, mode);
-  const clock = manualClock();
-  const warnings: unknown[] = [];
-  const log = { ...silentLog, warn: (...entry: unknown[]) => void warnings.push(entry) };
-  const keys = readHandshakeKeys("handshake_key_file", path);
-  for (let second = 0; second < 3; second += 1) {
+])(
+  "a key file of mode %s causes one warning that names the mode and the command",
+  (mode, named) => {
+    const path = file("the key of an exposed file");
+    chmodSync(path, mode);
+    const clock = manualClock();
+    const warnings: unknown[] = [];
+    const log = { ...silentLog, warn: (...entry: unknown[]) => void warnings.push(entry) };
+    const keys = readHandshakeKeys("handshake_key_file", path);
+    for (let second = 0; second < 3; second += 1) {
+      keys?.current(clock, log);
+      clock.advance(1000);
+    }
+    const hint = expect.stringContaining(`chmod 600 ${path}`);
+    expect(warnings).toEqual([["handshake-key-exposed", { file: path, mode: named, hint }]]);
+    chmodSync(path, 0o600);
     keys?.current(clock, log);
-    clock.advance(1000);
-  }
-  const hint = expect.stringContaining(`chmod 600 ${path}`);
-  expect(warnings).toEqual([["handshake-key-exposed", { file: path, mode: named, hint }]]);
-  chmodSync(path, 0o600);
-  keys?.current(clock, log);
-  expect(warnings).toHaveLength(1);
-});
+    expect(warnings).toHaveLength(1);
+  },
+);
 
 it.each([
   ["a missing file", join(folder, "none")],

@@ -9,8 +9,9 @@ const CHECK_INTERVAL_MS = 1000;
 const NOT_ONLY_OWNER = 0o066;
 
 /**
- * The keys of a key file. The file has one key a line, two at most: requests use the first, listeners accept both, so that the key can be changed on
- * one worker after the other. The file is read again when it has changed; one that is not usable leaves the keys as they are.
+ * The keys of a key file. The file has one key a line, two at most: requests use the first,
+ * listeners accept both, so that the key can be changed on one worker after the other. The file is
+ * read again when it has changed; one that is not usable leaves the keys as they are.
  */
 export class HandshakeKeys {
   readonly #name: string;
@@ -20,7 +21,10 @@ export class HandshakeKeys {
   #isModeKnown = false;
   #checkedAtMs = Number.NEGATIVE_INFINITY;
 
-  /** `name` is that of the setting, for errors. Errors: `KV_CONFIG_INVALID` when the file cannot be read or does not hold one or two keys. */
+  /**
+   * `name` is that of the setting, for errors. Errors: `KV_CONFIG_INVALID` when the file cannot be
+   * read or does not hold one or two keys.
+   */
   constructor(name: string, file: string) {
     this.#name = name;
     this.#file = file;
@@ -28,7 +32,10 @@ export class HandshakeKeys {
     this.#keys = readKeys(name, file);
   }
 
-  /** The keys that are valid now, at least one. At most once a second, looks whether the file has changed. Throws nothing. */
+  /**
+   * The keys that are valid now, at least one. At most once a second, looks whether the file has
+   * changed. Throws nothing.
+   */
   current(clock: Clock, log: Log): readonly Uint8Array[] {
     const nowMs = clock.now();
     if (nowMs < this.#checkedAtMs + CHECK_INTERVAL_MS) return this.#keys;
@@ -38,7 +45,11 @@ export class HandshakeKeys {
       const stats = statsOf(this.#name, this.#file);
       if (stats.mode !== before.mode || !this.#isModeKnown) this.#warnOfMode(stats, log);
       this.#isModeKnown = true;
-      if (stats.mtimeMs === before.mtimeMs && stats.size === before.size && stats.ino === before.ino) {
+      if (
+        stats.mtimeMs === before.mtimeMs &&
+        stats.size === before.size &&
+        stats.ino === before.ino
+      ) {
         this.#stats = stats;
         return this.#keys;
       }
@@ -46,7 +57,11 @@ export class HandshakeKeys {
       this.#stats = stats;
       log.info("handshake-key-changed", { file: this.#file, keys: this.#keys.length });
     } catch (error) {
-      log.warn("handshake-key-not-read", { file: this.#file, error: String(error), kept: this.#keys.length });
+      log.warn("handshake-key-not-read", {
+        file: this.#file,
+        error: String(error),
+        kept: this.#keys.length,
+      });
     }
     return this.#keys;
   }
@@ -62,8 +77,9 @@ export class HandshakeKeys {
 }
 
 /**
- * The keys of the file that a setting names, if it is set. The keys are in a file because configurations are logged and other users can see command
- * lines. Errors: `KV_CONFIG_INVALID` with the setting's name.
+ * The keys of the file that a setting names, if it is set. The keys are in a file because
+ * configurations are logged and other users can see command lines. Errors: `KV_CONFIG_INVALID` with
+ * the setting's name.
  */
 export function readHandshakeKeys(name: string, file: unknown): HandshakeKeys | undefined {
   if (file === undefined || file === null) return undefined;
@@ -92,7 +108,10 @@ function readKeys(name: string, file: string): readonly Uint8Array[] {
     throw invalid(name, `is ${file}, which holds ${keys.length} keys, not one or two`);
   for (const { length } of keys) {
     if (length >= MIN_BYTES && length <= MAX_BYTES) continue;
-    throw invalid(name, `is ${file}, which holds a key of ${length} bytes, not ${MIN_BYTES} to ${MAX_BYTES}`);
+    throw invalid(
+      name,
+      `is ${file}, which holds a key of ${length} bytes, not ${MIN_BYTES} to ${MAX_BYTES}`,
+    );
   }
   return keys.map((key) => Buffer.from(key, "latin1"));
 }

@@ -16,7 +16,10 @@ const EVENTS_PER_TURN = 64;
 /** How often deadlines are checked. */
 const CHECK_MS = 250;
 
-/** The connections to the listeners of one side channel, within their limits. Connections that have something to do take turns. */
+/**
+ * The connections to the listeners of one side channel, within their limits. Connections that have
+ * something to do take turns.
+ */
 export class ConnectionTable implements ConnectionHost {
   readonly clock: Clock;
   readonly limits: SideChannelLimits;
@@ -149,7 +152,8 @@ export class ConnectionTable implements ConnectionHost {
     const now = this.clock.now();
     for (const peers of this.#byAddress.values())
       for (const connection of peers) connection.checkDeadline(now);
-    this.#checks = this.#size === 0 ? undefined : this.clock.setTimer(() => this.#checkDeadlines(), CHECK_MS);
+    this.#checks =
+      this.#size === 0 ? undefined : this.clock.setTimer(() => this.#checkDeadlines(), CHECK_MS);
   }
 }
 
@@ -158,7 +162,8 @@ function longestWaiting(connections: Iterable<ServedConnection>): ServedConnecti
   let bestRank = Number.POSITIVE_INFINITY;
   for (const connection of connections) {
     const rank = connection.evictionRank;
-    if (rank > bestRank || (rank === bestRank && connection.sinceMs >= (best?.sinceMs ?? 0))) continue;
+    if (rank > bestRank || (rank === bestRank && connection.sinceMs >= (best?.sinceMs ?? 0)))
+      continue;
     best = connection;
     bestRank = rank;
   }

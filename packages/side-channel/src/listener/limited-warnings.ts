@@ -3,8 +3,9 @@ import type { Clock, Log, LogFields } from "@kv/interface";
 const WINDOW_MS = 10_000;
 
 /**
- * Warnings that a peer can cause as often as it likes. Of each reason the first is logged at once; those of the next ten seconds are counted, and
- * logged as one with their number. Reasons are few and are ours: text of a peer belongs into the fields.
+ * Warnings that a peer can cause as often as it likes. Of each reason the first is logged at once;
+ * those of the next ten seconds are counted, and logged as one with their number. Reasons are few
+ * and are ours: text of a peer belongs into the fields.
  */
 export class LimitedWarnings {
   readonly #clock: Clock;

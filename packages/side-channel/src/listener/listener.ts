@@ -4,7 +4,10 @@ import type { CurveKeySource } from "../keys/curve.js";
 import { reasonOf, resolveHost } from "../zmq-endpoint.js";
 import type { ConnectionTable } from "./connection-table.js";
 
-/** Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE only. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
+/**
+ * Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE
+ * only. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+ */
 export async function openZmqListener(
   { host, port, answer }: SideChannelListenOptions,
   table: ConnectionTable,

@@ -25,12 +25,15 @@ export interface ConnectionHost {
   complain(event: string, reason: string, fields: Readonly<Record<string, unknown>>): void;
 }
 
-/** What a connection waits for: the peer's greeting, its next request, the rest of a request, its turn, `answer`, or the peer to read. */
+/**
+ * What a connection waits for: the peer's greeting, its next request, the rest of a request, its
+ * turn, `answer`, or the peer to read.
+ */
 type Phase = "greeting" | "idle" | "receiving" | "waiting" | "answering" | "sending";
 
 /**
- * Which connections make room for new ones first: those that wait for their peers, and then those that wait for their turn. One whose request is
- * being answered makes none.
+ * Which connections make room for new ones first: those that wait for their peers, and then those
+ * that wait for their turn. One whose request is being answered makes none.
  */
 const EVICTION_RANK: Readonly<Record<Phase, number>> = {
   idle: 0,
@@ -81,7 +84,8 @@ export class ServedConnection {
       peerTypes: ["REQ", "DEALER", "ROUTER"],
       maxFrames: limits.maxRequestFrames,
       maxMessageBytes: limits.maxRequestBytes,
-      mechanism: curve === undefined ? undefined : curveServer({ socketType: "ROUTER", keys: curve }),
+      mechanism:
+        curve === undefined ? undefined : curveServer({ socketType: "ROUTER", keys: curve }),
     });
     this.#sinceMs = clock.now();
     this.#deadlineMs = this.#sinceMs + limits.greetingTimeoutMs;
@@ -102,7 +106,9 @@ export class ServedConnection {
     return this.#socket.writableLength;
   }
 
-  /** Its next event may be a request, which has to wait when as many as may be are being answered. */
+  /**
+   * Its next event may be a request, which has to wait when as many as may be are being answered.
+   */
   get mayAsk(): boolean {
     return this.#phase !== "greeting";
   }
@@ -121,13 +127,18 @@ export class ServedConnection {
   checkDeadline(nowMs: number): void {
     if (nowMs < this.#deadlineMs) return;
     if (this.#phase === "idle") this.close();
-    else this.refuse("slow", { waitedForMs: Math.round(nowMs - this.#sinceMs), phase: this.#phase });
+    else
+      this.refuse("slow", { waitedForMs: Math.round(nowMs - this.#sinceMs), phase: this.#phase });
   }
 
   /** Closes the connection because of what its peer did, which is logged. */
   refuse(reason: string, fields: Readonly<Record<string, unknown>> = {}): void {
     if (this.#closed) return;
-    this.#host.complain("side-channel-connection-closed", reason, { reason, peer: this.address, ...fields });
+    this.#host.complain("side-channel-connection-closed", reason, {
+      reason,
+      peer: this.address,
+      ...fields,
+    });
     this.close();
   }
 
@@ -138,7 +149,10 @@ export class ServedConnection {
     this.#host.closed(this);
   }
 
-  /** Handles what has arrived, up to a request that has to be waited for, or until others have their turn. */
+  /**
+   * Handles what has arrived, up to a request that has to be waited for, or until others have their
+   * turn.
+   */
   pump(): void {
     if (this.#busy) return;
     try {
@@ -154,7 +168,10 @@ export class ServedConnection {
         if (this.#busy) return;
       }
     } catch (error) {
-      const fields = { error: reasonOf(error), ...(isAboutCurve(error) ? { hint: CURVE_HINT } : {}) };
+      const fields = {
+        error: reasonOf(error),
+        ...(isAboutCurve(error) ? { hint: CURVE_HINT } : {}),
+      };
       this.refuse(KvError.is(error) ? error.code : "failed", fields);
       return;
     }
@@ -212,7 +229,8 @@ export class ServedConnection {
     try {
       const answered = this.#answer(frames.slice(envelope.length));
       if (answered instanceof Promise) void this.#replyLater(envelope, answered);
-      else if (answered !== undefined) this.#write(this.#session.encode([...envelope, ...answered]));
+      else if (answered !== undefined)
+        this.#write(this.#session.encode([...envelope, ...answered]));
     } catch (error) {
       this.#complainOfRequest(error);
     }
@@ -251,7 +269,8 @@ export class ServedConnection {
     if (chunks.length > 1) this.#socket.cork();
     for (const chunk of chunks) this.#socket.write(chunk, this.#flushed);
     if (chunks.length > 1) this.#socket.uncork();
-    if (first === undefined || this.#phase === "greeting" || this.#socket.writableLength === 0) return;
+    if (first === undefined || this.#phase === "greeting" || this.#socket.writableLength === 0)
+      return;
     this.#enter("sending");
     this.#host.sending(this);
   }

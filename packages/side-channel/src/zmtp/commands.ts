@@ -12,7 +12,9 @@ export interface ZmtpMetadata {
   readonly socketType: string;
 }
 
-/** Longest body of a command, in bytes. libzmq's READY has about 60; CURVE's longest has about 400. */
+/**
+ * Longest body of a command, in bytes. libzmq's READY has about 60; CURVE's longest has about 400.
+ */
 export const MAX_COMMAND_BYTES = 4096;
 
 const text = new TextEncoder();
@@ -34,7 +36,10 @@ export function decodeCommand(body: Uint8Array): ZmtpCommand {
   return { name: latin1(body.subarray(1, 1 + length)), data: body.subarray(1 + length) };
 }
 
-/** Encodes metadata as READY carries it. REQ, DEALER and ROUTER name an identity; here it is always empty. */
+/**
+ * Encodes metadata as READY carries it. REQ, DEALER and ROUTER name an identity; here it is always
+ * empty.
+ */
 export function encodeMetadata({ socketType }: ZmtpMetadata): Uint8Array {
   const type = property("Socket-Type", socketType);
   if (socketType === "SUB") return type;
@@ -61,7 +66,8 @@ export function decodeMetadata(bytes: Uint8Array): ZmtpMetadata {
   for (let at = 0; at < bytes.byteLength; ) {
     const nameEnd = at + 1 + (bytes[at] ?? 0);
     const valueAt = nameEnd + 4;
-    if (nameEnd === at + 1 || valueAt > bytes.byteLength) throw malformed(`metadata ends at byte ${at}`);
+    if (nameEnd === at + 1 || valueAt > bytes.byteLength)
+      throw malformed(`metadata ends at byte ${at}`);
     const end = valueAt + view.getUint32(nameEnd);
     if (end > bytes.byteLength)
       throw malformed(`a value of the metadata ends at byte ${end} of ${bytes.byteLength}`);
@@ -73,7 +79,9 @@ export function decodeMetadata(bytes: Uint8Array): ZmtpMetadata {
   return { socketType };
 }
 
-/** The answer to a PING, whose data is a time to live of two bytes and a context that is sent back. */
+/**
+ * The answer to a PING, whose data is a time to live of two bytes and a context that is sent back.
+ */
 export function encodePong(ping: Uint8Array): Uint8Array {
   return encodeCommand("PONG", ping.subarray(2, 2 + 16));
 }

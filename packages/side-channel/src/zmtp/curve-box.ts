@@ -9,7 +9,8 @@ import { KvError } from "@kv/interface";
 import { hsalsa, xsalsa20poly1305 } from "@noble/ciphers/salsa.js";
 import { concat } from "./frames.js";
 
-// Boxes of CURVE: X25519, HSalsa20 and XSalsa20-Poly1305, as in NaCl. X25519 is Node's; @noble/ciphers has Salsa20, which Node's OpenSSL lacks.
+// Boxes of CURVE: X25519, HSalsa20 and XSalsa20-Poly1305, as in NaCl. X25519 is Node's;
+// @noble/ciphers has Salsa20, which Node's OpenSSL lacks.
 
 /** A key pair of X25519. */
 export interface CurveKeyPair {
@@ -24,7 +25,9 @@ const SIGMA = "expand 32-byte k";
 /** What precedes a secret key in the encoding that Node reads. */
 const PKCS8 = Buffer.from("302e020100300506032b656e04220420", "hex");
 
-/** The key pair of a secret key of 32 bytes; without one, a new pair. Throws nothing for 32 bytes. */
+/**
+ * The key pair of a secret key of 32 bytes; without one, a new pair. Throws nothing for 32 bytes.
+ */
 export function curveKeyPair(secretKey?: Uint8Array): CurveKeyPair {
   const privateKey =
     secretKey === undefined
@@ -34,7 +37,10 @@ export function curveKeyPair(secretKey?: Uint8Array): CurveKeyPair {
   return { publicKey: new Uint8Array(Buffer.from(x, "base64url")), privateKey };
 }
 
-/** The key of boxes between two pairs (`crypto_box_beforenm` of NaCl). Errors: `KV_HANDSHAKE_UNTRUSTED` for a public key of low order. */
+/**
+ * The key of boxes between two pairs (`crypto_box_beforenm` of NaCl). Errors:
+ * `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
+ */
 export function boxKey(privateKey: KeyObject, publicKey: Uint8Array): Uint8Array {
   let shared: Uint8Array;
   try {
@@ -54,7 +60,12 @@ function words(bytes: Uint8Array): Uint32Array {
 }
 
 /** Encrypts and authenticates. Prefix and nonce have 24 bytes together. */
-export function seal(key: Uint8Array, prefix: string, nonce: Uint8Array, plain: Uint8Array): Uint8Array {
+export function seal(
+  key: Uint8Array,
+  prefix: string,
+  nonce: Uint8Array,
+  plain: Uint8Array,
+): Uint8Array {
   return xsalsa20poly1305(key, concat([text.encode(prefix), nonce])).encrypt(plain);
 }
 

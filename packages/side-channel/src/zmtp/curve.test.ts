@@ -2,7 +2,13 @@ import { readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { type CurveKeys, type CurveOptions, curveClient, curveKeysOf, curveServer } from "./curve.js";
+import {
+  type CurveKeys,
+  type CurveOptions,
+  curveClient,
+  curveKeysOf,
+  curveServer,
+} from "./curve.js";
 import { curveKeyPair } from "./curve-box.js";
 import { nullMechanism, type ZmtpMechanism } from "./mechanism.js";
 import { type ZmtpEvent, ZmtpSession } from "./session.js";
@@ -38,7 +44,11 @@ const only = (commands: readonly Uint8Array[]): Uint8Array => {
   if (command === undefined || commands.length > 1) throw new Error(`${commands.length} commands`);
   return command;
 };
-const message = (text: string) => ({ more: false, command: false, body: new TextEncoder().encode(text) });
+const message = (text: string) => ({
+  more: false,
+  command: false,
+  body: new TextEncoder().encode(text),
+});
 
 /** A complete handshake, with its commands. */
 function opened(server = serverOf(), client = clientOf()) {
@@ -55,7 +65,10 @@ describe("the handshake", () => {
     const known = JSON.parse(
       readFileSync(new URL("../../fixtures/curve.json", import.meta.url), "utf8"),
     ) as Record<string, string>;
-    const { server, client, ...made } = opened(serverOf([OWN], fixed(0x22)), clientOf([OWN], fixed(0x11)));
+    const { server, client, ...made } = opened(
+      serverOf([OWN], fixed(0x22)),
+      clientOf([OWN], fixed(0x11)),
+    );
     expect({
       serverPublic: hex(OWN.server.publicKey),
       clientPublic: hex(OWN.client.publicKey),
@@ -124,7 +137,10 @@ describe("the handshake", () => {
       ...samples(command.byteLength).map((end) => command.subarray(0, end)),
       Buffer.concat([command, Uint8Array.of(0)]),
     ];
-    const refused = (receive: (command: Uint8Array) => unknown, commands: readonly Uint8Array[]) => {
+    const refused = (
+      receive: (command: Uint8Array) => unknown,
+      commands: readonly Uint8Array[],
+    ) => {
       for (const command of commands)
         expect(failure(() => receive(command)).code).toMatch(/MALFORMED|UNTRUSTED/);
     };
@@ -173,7 +189,11 @@ describe("the handshake", () => {
 
   it.each([
     ["another server key", { server: OTHER.server, client: OWN.client }, "another server key"],
-    ["a client key that is not accepted", { server: OWN.server, client: OTHER.client }, "client key is not"],
+    [
+      "a client key that is not accepted",
+      { server: OWN.server, client: OTHER.client },
+      "client key is not",
+    ],
     [
       "the public client key without its secret",
       {
@@ -221,7 +241,9 @@ describe("the handshake", () => {
     const { client, server } = opened(curveServer({ socketType: "ROUTER", keys: () => keys }));
     expect(server.unseal(client.seal(message("one")))).toEqual(message("one"));
     keys.shift();
-    expect(failure(() => server.unseal(client.seal(message("two")))).message).toContain("no longer valid");
+    expect(failure(() => server.unseal(client.seal(message("two")))).message).toContain(
+      "no longer valid",
+    );
   });
 });
 
@@ -229,15 +251,20 @@ describe("messages", () => {
   it("carry frames of every size, their flags inside", () => {
     const { client, server } = opened();
     fc.assert(
-      fc.property(fc.uint8Array({ maxLength: 2000 }), fc.boolean(), fc.boolean(), (body, more, command) => {
-        const sealed = client.seal({ more, command, body });
-        expect([sealed.more, sealed.command, sealed.body.byteLength]).toEqual([
-          false,
-          false,
-          body.byteLength + client.overheadBytes,
-        ]);
-        expect(server.unseal(sealed)).toEqual({ more, command, body });
-      }),
+      fc.property(
+        fc.uint8Array({ maxLength: 2000 }),
+        fc.boolean(),
+        fc.boolean(),
+        (body, more, command) => {
+          const sealed = client.seal({ more, command, body });
+          expect([sealed.more, sealed.command, sealed.body.byteLength]).toEqual([
+            false,
+            false,
+            body.byteLength + client.overheadBytes,
+          ]);
+          expect(server.unseal(sealed)).toEqual({ more, command, body });
+        },
+      ),
     );
   });
 
@@ -264,8 +291,13 @@ describe("messages", () => {
     });
     refused(({ client }) => opened().server.unseal(client.seal(message("hello"))));
     const { client, server } = opened();
-    const malformed = [message("plain"), { ...client.seal(message("hello")), more: true }, message("")];
-    for (const frame of malformed) expect(failure(() => server.unseal(frame)).code).toBe("KV_WIRE_MALFORMED");
+    const malformed = [
+      message("plain"),
+      { ...client.seal(message("hello")), more: true },
+      message(""),
+    ];
+    for (const frame of malformed)
+      expect(failure(() => server.unseal(frame)).code).toBe("KV_WIRE_MALFORMED");
   });
 });
 
@@ -323,16 +355,23 @@ describe("a session", () => {
   });
 
   it("never speaks NULL with a peer of CURVE, nor the other way round, and names both mechanisms", () => {
-    const mechanisms = (one: ZmtpSession, other: ZmtpSession) => failure(() => events(one, [other.greeting]));
+    const mechanisms = (one: ZmtpSession, other: ZmtpSession) =>
+      failure(() => events(one, [other.greeting]));
     const asServer = mechanisms(router(serverOf()), req(nullMechanism("REQ")));
     expect(asServer.code).toBe("KV_HANDSHAKE_UNTRUSTED");
-    expect(asServer.message).toContain("the peer's security mechanism is \"NULL\", this side's is CURVE");
+    expect(asServer.message).toContain(
+      "the peer's security mechanism is \"NULL\", this side's is CURVE",
+    );
     expect(mechanisms(req(clientOf()), router()).code).toBe("KV_HANDSHAKE_UNTRUSTED");
     const without = mechanisms(req(), router(serverOf()));
     expect(without.code).toBe("KV_HANDSHAKE_UNTRUSTED");
-    expect(without.message).toContain("the peer's security mechanism is \"CURVE\", this side's is NULL");
+    expect(without.message).toContain(
+      "the peer's security mechanism is \"CURVE\", this side's is NULL",
+    );
     expect(mechanisms(router(), req(clientOf())).code).toBe("KV_HANDSHAKE_UNTRUSTED");
-    expect(mechanisms(router(serverOf()), router(serverOf())).message).toContain("both sides are the server");
+    expect(mechanisms(router(serverOf()), router(serverOf())).message).toContain(
+      "both sides are the server",
+    );
   });
 
   it("reads any bytes or refuses them with a KvError, in each state", () => {
@@ -358,5 +397,8 @@ describe("a session", () => {
 /** The client's greeting and its answer to the server's. */
 function greetings(client: ZmtpSession, server: ZmtpSession): readonly Uint8Array[] {
   const first = events(client, [server.greeting]);
-  return [client.greeting, ...first.flatMap((event) => (event.type === "send" ? event.chunks : []))];
+  return [
+    client.greeting,
+    ...first.flatMap((event) => (event.type === "send" ? event.chunks : [])),
+  ];
 }

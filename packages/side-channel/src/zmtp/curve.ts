@@ -5,10 +5,14 @@ import { boxKey, type CurveKeyPair, curveKeyPair, open, seal, untrusted } from "
 import { concat, type ZmtpFrame } from "./frames.js";
 import { unexpectedCommand, type ZmtpMechanism } from "./mechanism.js";
 
-// CURVE of ZMTP 3 (RFC 26): HELLO, WELCOME, INITIATE, READY, then MESSAGE. In the RFC's notation S and C are the long-term public keys of server and
-// client, S' and C' those of one connection; small letters are the secret keys.
+// CURVE of ZMTP 3 (RFC 26): HELLO, WELCOME, INITIATE, READY, then MESSAGE. In the RFC's notation S
+// and C are the long-term public keys of server and client, S' and C' those of one connection;
+// small letters are the secret keys.
 
-/** The long-term keys of all members of a group: each member is a server with one pair and a client with the other. */
+/**
+ * The long-term keys of all members of a group: each member is a server with one pair and a client
+ * with the other.
+ */
 export interface CurveKeys {
   /** The pair of listeners. Clients accept no other server. */
   readonly server: CurveKeyPair;
@@ -44,8 +48,8 @@ const MAX_METADATA_COMMAND_BYTES = 1024;
 const text = new TextEncoder();
 
 /**
- * Derives the long-term keys from a shared key (HKDF-SHA-256), so that whoever has the key is a member, and nobody else knows even the public keys.
- * Throws nothing.
+ * Derives the long-term keys from a shared key (HKDF-SHA-256), so that whoever has the key is a
+ * member, and nobody else knows even the public keys. Throws nothing.
  */
 export function curveKeysOf(sharedKey: Uint8Array): CurveKeys {
   const pair = (role: string) =>
@@ -120,8 +124,10 @@ class CurveServer implements ZmtpMechanism {
   }
 
   #welcome(data: Uint8Array, bodyBytes: number): Uint8Array {
-    if (bodyBytes !== HELLO_BYTES) throw malformed(`a HELLO of ${bodyBytes} bytes, not ${HELLO_BYTES}`);
-    if (data[0] !== 1 || data[1] !== 0) throw malformed(`a HELLO of version ${data[0]}.${data[1]}, not 1.0`);
+    if (bodyBytes !== HELLO_BYTES)
+      throw malformed(`a HELLO of ${bodyBytes} bytes, not ${HELLO_BYTES}`);
+    if (data[0] !== 1 || data[1] !== 0)
+      throw malformed(`a HELLO of version ${data[0]}.${data[1]}, not 1.0`);
     const read = new Reader(data.subarray(VERSION_AND_PADDING_BYTES));
     const client = read.take(KEY_BYTES);
     const nonce = this.#traffic.accept(read.take(NONCE_BYTES));
@@ -130,8 +136,9 @@ class CurveServer implements ZmtpMechanism {
       const key = boxKey(keys.server.privateKey, client);
       if (open(key, "CurveZMQHELLO---", nonce, box) === undefined) continue;
       const { random = randomBytes, newKeyPair = curveKeyPair } = this.#options;
-      // The secret key of this connection stays in its session, which exists as long as the TCP connection. A cookie that carried it, as
-      // the RFC allows, would be valid on other connections too, and with it a recorded handshake. So it is random, and valid here only.
+      // The secret key of this connection stays in its session, which exists as long as the TCP
+      // connection. A cookie that carried it, as the RFC allows, would be valid on other
+      // connections too, and with it a recorded handshake. So it is random, and valid here only.
       const cookie = random(COOKIE_BYTES);
       const own = newKeyPair();
       const longNonce = random(LONG_NONCE_BYTES);
@@ -143,7 +150,8 @@ class CurveServer implements ZmtpMechanism {
   }
 
   #ready(data: Uint8Array, { keys, client, privateKey, cookie }: Welcomed) {
-    const wanted = COOKIE_BYTES + NONCE_BYTES + MAC_BYTES + KEY_BYTES + LONG_NONCE_BYTES + VOUCH_BYTES;
+    const wanted =
+      COOKIE_BYTES + NONCE_BYTES + MAC_BYTES + KEY_BYTES + LONG_NONCE_BYTES + VOUCH_BYTES;
     if (data.byteLength < wanted)
       throw malformed(`an INITIATE with ${data.byteLength} bytes of data, not ${wanted} or more`);
     const read = new Reader(data);
@@ -155,9 +163,15 @@ class CurveServer implements ZmtpMechanism {
     if (opened === undefined) throw untrusted("its INITIATE cannot be decrypted");
     const initiate = new Reader(opened);
     const longTerm = initiate.take(KEY_BYTES);
-    if (!timingSafeEqual(longTerm, keys.client.publicKey)) throw untrusted("its client key is not accepted");
+    if (!timingSafeEqual(longTerm, keys.client.publicKey))
+      throw untrusted("its client key is not accepted");
     const longNonce = initiate.take(LONG_NONCE_BYTES);
-    const vouch = open(boxKey(privateKey, longTerm), "VOUCH---", longNonce, initiate.take(VOUCH_BYTES));
+    const vouch = open(
+      boxKey(privateKey, longTerm),
+      "VOUCH---",
+      longNonce,
+      initiate.take(VOUCH_BYTES),
+    );
     if (vouch === undefined || !timingSafeEqual(vouch, concat([client, keys.server.publicKey])))
       throw untrusted("it does not prove its client key");
     const peer = decodeMetadata(initiate.rest());
@@ -214,7 +228,12 @@ class CurveClient implements ZmtpMechanism {
     if (data.byteLength < NONCE_BYTES + MAC_BYTES)
       throw malformed(`a READY with ${data.byteLength} bytes of data`);
     const read = new Reader(data);
-    const metadata = open(key, "CurveZMQREADY---", this.#traffic.accept(read.take(NONCE_BYTES)), read.rest());
+    const metadata = open(
+      key,
+      "CurveZMQREADY---",
+      this.#traffic.accept(read.take(NONCE_BYTES)),
+      read.rest(),
+    );
     if (metadata === undefined) throw untrusted("its READY cannot be decrypted");
     this.#traffic.key = key;
     return { send: [], peer: decodeMetadata(metadata) };
@@ -229,14 +248,21 @@ class CurveClient implements ZmtpMechanism {
   }
 
   #initiate(data: Uint8Array, bodyBytes: number): Uint8Array {
-    if (bodyBytes !== WELCOME_BYTES) throw malformed(`a WELCOME of ${bodyBytes} bytes, not ${WELCOME_BYTES}`);
+    if (bodyBytes !== WELCOME_BYTES)
+      throw malformed(`a WELCOME of ${bodyBytes} bytes, not ${WELCOME_BYTES}`);
     const { socketType, random = randomBytes } = this.#options;
     const { server, client } = this.#keys;
     const own = this.#own;
     const read = new Reader(data);
     const welcomeNonce = read.take(LONG_NONCE_BYTES);
-    const opened = open(boxKey(own.privateKey, server.publicKey), "WELCOME-", welcomeNonce, read.rest());
-    if (opened === undefined) throw untrusted("its WELCOME was not made with the expected server key");
+    const opened = open(
+      boxKey(own.privateKey, server.publicKey),
+      "WELCOME-",
+      welcomeNonce,
+      read.rest(),
+    );
+    if (opened === undefined)
+      throw untrusted("its WELCOME was not made with the expected server key");
     const welcome = new Reader(opened);
     const connectionKey = welcome.take(KEY_BYTES);
     const cookie = welcome.rest();
@@ -247,7 +273,10 @@ class CurveClient implements ZmtpMechanism {
     const nonce = this.#traffic.next();
     const inner = concat([client.publicKey, longNonce, vouch, encodeMetadata({ socketType })]);
     this.#boxKey = key;
-    return encodeCommand("INITIATE", concat([cookie, nonce, seal(key, "CurveZMQINITIATE", nonce, inner)]));
+    return encodeCommand(
+      "INITIATE",
+      concat([cookie, nonce, seal(key, "CurveZMQINITIATE", nonce, inner)]),
+    );
   }
 }
 
@@ -279,7 +308,10 @@ class CurveTraffic {
     return nonce;
   }
 
-  /** Returns the peer's nonce. Refuses one that is not above all earlier ones: the command was sent before. */
+  /**
+   * Returns the peer's nonce. Refuses one that is not above all earlier ones: the command was sent
+   * before.
+   */
   accept(nonce: Uint8Array): Uint8Array {
     const number = new DataView(nonce.buffer, nonce.byteOffset).getBigUint64(0);
     if (number <= this.#received)
@@ -304,7 +336,11 @@ class CurveTraffic {
     const opened = open(this.key, this.#receives, this.accept(read.take(NONCE_BYTES)), read.rest());
     if (opened === undefined) throw untrusted("a message cannot be decrypted");
     const flags = opened[0] ?? 0;
-    return { more: (flags & MORE) !== 0, command: (flags & COMMAND) !== 0, body: opened.subarray(1) };
+    return {
+      more: (flags & MORE) !== 0,
+      command: (flags & COMMAND) !== 0,
+      body: opened.subarray(1),
+    };
   }
 }
 

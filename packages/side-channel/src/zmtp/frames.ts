@@ -18,7 +18,10 @@ export interface ZmtpFrame {
 /** A frame whose body has not arrived yet. */
 export type ZmtpFrameHeader = Omit<ZmtpFrame, "body"> & { readonly sizeBytes: number };
 
-/** Bodies up to this size are copied into one chunk with their headers; larger ones are passed on as they are. */
+/**
+ * Bodies up to this size are copied into one chunk with their headers; larger ones are passed on as
+ * they are.
+ */
 const COPIED_BYTES = 16 * 1024;
 
 /** The bytes of frames, in chunks to write one after another. */
@@ -55,8 +58,10 @@ export function concat(parts: readonly Uint8Array[]): Uint8Array {
 }
 
 /**
- * Cuts received bytes into frames. It is asked for one frame at a time, so that a caller decides how much work one chunk may cause. `admit` sees the
- * header of each frame and throws when the frame is too large: before memory is allocated for it. The body of a frame within one chunk is a view of it.
+ * Cuts received bytes into frames. It is asked for one frame at a time, so that a caller decides
+ * how much work one chunk may cause. `admit` sees the header of each frame and throws when the
+ * frame is too large: before memory is allocated for it. The body of a frame within one chunk is a
+ * view of it.
  */
 export class FrameReader {
   readonly #admit: (header: ZmtpFrameHeader) => void;
@@ -98,7 +103,10 @@ export class FrameReader {
     return bytes;
   }
 
-  /** The next complete frame; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, and those of `admit`. */
+  /**
+   * The next complete frame; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, and
+   * those of `admit`.
+   */
   read(): ZmtpFrame | undefined {
     const frame = this.#frame ?? this.#readHeader();
     if (frame === undefined) return undefined;

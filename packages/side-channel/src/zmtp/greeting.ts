@@ -30,14 +30,15 @@ export function encodeGreeting(mechanism: ZmtpMechanismName, asServer: boolean):
 }
 
 /**
- * Refuses the beginning of a greeting that no peer of ZMTP 3 sends, so that another protocol is noticed at its first byte. Errors:
- * `KV_WIRE_MALFORMED`.
+ * Refuses the beginning of a greeting that no peer of ZMTP 3 sends, so that another protocol is
+ * noticed at its first byte. Errors: `KV_WIRE_MALFORMED`.
  */
 export function checkGreetingStart(bytes: Uint8Array): void {
   const [first] = bytes;
   const tenth = bytes[9];
   const major = bytes[10];
-  // The bytes between are padding, or a length in the form of ZMTP 1. A later major version is spoken down to 3.
+  // The bytes between are padding, or a length in the form of ZMTP 1. A later major version is
+  // spoken down to 3.
   if (first !== undefined && first !== 0xff)
     throw notZmtp(`its first byte is 0x${first.toString(16)}, not 0xff`);
   if (tenth !== undefined && (tenth & 1) === 0)

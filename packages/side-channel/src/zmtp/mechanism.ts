@@ -19,11 +19,17 @@ export interface ZmtpMechanism {
   readonly asServer: boolean;
   /** Bytes that each frame grows by. */
   readonly overheadBytes: number;
-  /** Longest body, in bytes, of the handshake command that comes next. A longer one is refused when its header arrives. */
+  /**
+   * Longest body, in bytes, of the handshake command that comes next. A longer one is refused when
+   * its header arrives.
+   */
   readonly maxHandshakeBytes: number;
   /** The bodies of the commands to send when both greetings are there. */
   open(): readonly Uint8Array[];
-  /** Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  /**
+   * Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`,
+   * `KV_HANDSHAKE_UNTRUSTED`.
+   */
   receive(command: Uint8Array): {
     readonly send: readonly Uint8Array[];
     readonly peer?: ZmtpMetadata | undefined;

@@ -50,7 +50,11 @@ describe("the handshake", () => {
       "04290552454144590b536f636b65742d5479706500000006524f55544552084964656e7469747900000000",
     );
     expect(ready).toEqual({ type: "ready", minor: 1 });
-    const older = events(router(), bytes(GREETING.replace(" 03 01 ", " 03 00 ")), bytes(READY_OF_REQ));
+    const older = events(
+      router(),
+      bytes(GREETING.replace(" 03 01 ", " 03 00 ")),
+      bytes(READY_OF_REQ),
+    );
     expect(older[1]).toEqual({ type: "ready", minor: 0 });
   });
 
@@ -86,7 +90,11 @@ describe("the handshake", () => {
     ["another socket type", GREETING + READY_OF_REQ.replace("524551", "505542"), 'socket is "PUB"'],
     ["no socket type", `${GREETING} 04 06 05 5245414459`, "no socket type"],
     ["metadata that ends early", `${GREETING} 04 09 05 5245414459 0b 5363`, "metadata ends"],
-    ["a value that ends early", `${GREETING} 04 0c 05 5245414459 01 41 ffffffff`, "a value of the metadata"],
+    [
+      "a value that ends early",
+      `${GREETING} 04 0c 05 5245414459 01 41 ffffffff`,
+      "a value of the metadata",
+    ],
     ["unknown flags", `${GREETING} 08`, "flags 0x8"],
     ["a command with MORE", `${GREETING} 05`, "flags 0x5"],
   ])("refuses %s", (_, sent, why) => {
@@ -131,13 +139,23 @@ describe("messages", () => {
     expect(error.code).toBe("KV_WIRE_LIMIT_EXCEEDED");
     expect(error.message).toBe("ZMTP: a message of more than 4 frames; the limit is 4");
     const long = failure(() =>
-      events(opened(), bytes("03 00000000000001f4"), new Uint8Array(500), bytes("02 00000000000001f5")),
+      events(
+        opened(),
+        bytes("03 00000000000001f4"),
+        new Uint8Array(500),
+        bytes("02 00000000000001f5"),
+      ),
     );
     expect(long.message).toBe("ZMTP: a message of at least 1001 bytes; the limit is 1000");
     const huge = failure(() => events(opened(), bytes("02 ffffffffffffffff")));
     expect(huge.code).toBe("KV_WIRE_LIMIT_EXCEEDED");
     expect(
-      events(opened(), bytes("01 00 ".repeat(3)), bytes("02 00000000000003e8"), new Uint8Array(1000)),
+      events(
+        opened(),
+        bytes("01 00 ".repeat(3)),
+        bytes("02 00000000000003e8"),
+        new Uint8Array(1000),
+      ),
     ).toHaveLength(1);
   });
 
@@ -159,9 +177,13 @@ describe("messages", () => {
     expect(pong?.type === "send" && hex(pong.chunks)).toBe("040804504f4e47787978");
     expect(message?.type).toBe("message");
     expect(events(session, bytes("04 05 04 504f4e47"))).toEqual([]);
-    const flood = failure(() => events(session, Buffer.concat(Array.from({ length: 65 }, () => ping))));
+    const flood = failure(() =>
+      events(session, Buffer.concat(Array.from({ length: 65 }, () => ping))),
+    );
     expect(flood.code).toBe("KV_WIRE_LIMIT_EXCEEDED");
-    expect(failure(() => events(opened(), bytes("04 0a 05 4552524f52 03 626164"))).message).toContain("bad");
+    expect(
+      failure(() => events(opened(), bytes("04 0a 05 4552524f52 03 626164"))).message,
+    ).toContain("bad");
   });
 
   it("any bytes are read or refused with a KvError", () => {

@@ -19,7 +19,10 @@ export interface ZmtpSessionOptions {
   readonly peerTypes: readonly string[];
   /** Frames of a message that is received, with its delimiter. */
   readonly maxFrames: number;
-  /** Bytes of a message that is received, all frames together. A larger frame is refused when its header arrives. */
+  /**
+   * Bytes of a message that is received, all frames together. A larger frame is refused when its
+   * header arrives.
+   */
   readonly maxMessageBytes: number;
   /** Default: NULL. */
   readonly mechanism?: ZmtpMechanism | undefined;
@@ -56,9 +59,10 @@ export type ZmtpEvent = ZmtpSendEvent | ZmtpReadyEvent | ZmtpMessageEvent;
 const MAX_COMMANDS_PER_CHUNK = 64;
 
 /**
- * One connection of ZMTP 3.0 or 3.1 (ZeroMQ's protocol over TCP, RFCs 23 and 37), without the socket: received bytes go into `push`, and `read`
- * returns one event at a time. What a peer sends is limited while it arrives, before memory is allocated for it. After an error the
- * connection must be closed.
+ * One connection of ZMTP 3.0 or 3.1 (ZeroMQ's protocol over TCP, RFCs 23 and 37), without the
+ * socket: received bytes go into `push`, and `read` returns one event at a time. What a peer sends
+ * is limited while it arrives, before memory is allocated for it. After an error the connection
+ * must be closed.
  */
 export class ZmtpSession {
   /** The bytes to send first. */
@@ -108,7 +112,10 @@ export class ZmtpSession {
     this.#reader.push(chunk);
   }
 
-  /** The next event; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  /**
+   * The next event; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`,
+   * `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
+   */
   read(): ZmtpEvent | undefined {
     if (this.#greetedBytes < GREETING_BYTES) return this.#readGreeting();
     for (;;) {
@@ -165,7 +172,8 @@ export class ZmtpSession {
       );
     }
     // libzmq's servers do not say that they are servers.
-    if (asServer && this.#mechanism.asServer) throw malformed(`both sides are the server of ${name}`);
+    if (asServer && this.#mechanism.asServer)
+      throw malformed(`both sides are the server of ${name}`);
     this.#minor = minor;
     return { type: "send", chunks: encodeCommands(this.#mechanism.open()) };
   }
@@ -177,7 +185,9 @@ export class ZmtpSession {
     if (peer !== undefined) {
       const { peerTypes } = this.#options;
       if (!peerTypes.includes(peer.socketType))
-        throw malformed(`the peer's socket is ${printable(peer.socketType)}, not ${peerTypes.join(" or ")}`);
+        throw malformed(
+          `the peer's socket is ${printable(peer.socketType)}, not ${peerTypes.join(" or ")}`,
+        );
       this.#peer = peer;
       this.#unannounced = true;
     }
@@ -192,7 +202,9 @@ export class ZmtpSession {
     const { name, data } = decodeCommand(body);
     if (name === "ERROR") throw malformed(`the peer ended the connection: ${errorReason(data)}`);
     // Others, such as PONG, need no answer.
-    return name === "PING" ? { type: "send", chunks: this.#encodeCommand(encodePong(data)) } : undefined;
+    return name === "PING"
+      ? { type: "send", chunks: this.#encodeCommand(encodePong(data)) }
+      : undefined;
   }
 
   #readPart({ more, body }: ZmtpFrame): ZmtpEvent | undefined {
@@ -208,14 +220,16 @@ export class ZmtpSession {
   #admit({ command, sizeBytes }: ZmtpFrameHeader): void {
     const { maxFrames, maxMessageBytes } = this.#options;
     if (command || this.#peer === undefined) {
-      const limit = this.#peer === undefined ? this.#mechanism.maxHandshakeBytes : MAX_COMMAND_BYTES;
+      const limit =
+        this.#peer === undefined ? this.#mechanism.maxHandshakeBytes : MAX_COMMAND_BYTES;
       if (sizeBytes > limit) throw tooMuch(`a command of ${sizeBytes} bytes`, limit);
       return;
     }
     const frames = this.#frames.length + 1;
     if (frames > maxFrames) throw tooMuch(`a message of more than ${maxFrames} frames`, maxFrames);
     const bytes = this.#messageBytes + sizeBytes - this.#mechanism.overheadBytes;
-    if (bytes > maxMessageBytes) throw tooMuch(`a message of at least ${bytes} bytes`, maxMessageBytes);
+    if (bytes > maxMessageBytes)
+      throw tooMuch(`a message of at least ${bytes} bytes`, maxMessageBytes);
   }
 }
 

@@ -127,7 +127,8 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     timer.cancel();
     lists.clear();
     peers.clear();
-    for (const [memory, count] of [...registrations]) for (let i = 0; i < count; i++) release(memory);
+    for (const [memory, count] of [...registrations])
+      for (let i = 0; i < count; i++) release(memory);
     inbox.close();
     vanish("its agent was closed");
   }
@@ -144,7 +145,8 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
           `agent ${name}: that memory was not allocated by this transport`,
         );
       }
-      if (record.closed) throw new KvError("KV_MEMORY_INVALID", `agent ${name}: that memory is closed`);
+      if (record.closed)
+        throw new KvError("KV_MEMORY_INVALID", `agent ${name}: that memory is closed`);
       const before = registrations.get(record) ?? 0;
       registrations.set(record, before + 1);
       record.registrations += 1;
@@ -200,7 +202,10 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
       assertOpen();
       const peer = peerNamed(remote);
       if (!(payload instanceof Uint8Array)) {
-        throw new KvError("KV_NOTIFICATION_INVALID", `agent ${name}: a notification must be a Uint8Array`);
+        throw new KvError(
+          "KV_NOTIFICATION_INVALID",
+          `agent ${name}: a notification must be a Uint8Array`,
+        );
       }
       const error = fabric.post({ from: endpoint, to: peer.address, payload: payload.slice() });
       if (error !== undefined) throw error;

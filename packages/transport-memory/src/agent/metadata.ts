@@ -23,7 +23,10 @@ const CHECKSUM_LENGTH_BYTES = 4;
 const MAX_LENGTH_BYTES = 16 * 1024 * 1024;
 export const AGENT_NAME = /^[\x20-\x7e]{1,255}$/;
 
-/** Encodes a header, JSON with the memories as rows, and a CRC-32 over both, so that any damaged byte is detected. */
+/**
+ * Encodes a header, JSON with the memories as rows, and a CRC-32 over both, so that any damaged
+ * byte is detected.
+ */
 export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
   const body = new TextEncoder().encode(
     JSON.stringify({
@@ -54,10 +57,13 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
   });
   const stored = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength).getUint32(end);
   const computed = crc32(bytes.subarray(0, end));
-  if (stored !== computed) throw invalid(`its checksum is ${stored}, that of its bytes is ${computed}`);
+  if (stored !== computed)
+    throw invalid(`its checksum is ${stored}, that of its bytes is ${computed}`);
   let value: unknown;
   try {
-    value = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(HEADER.length, end)));
+    value = JSON.parse(
+      new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(HEADER.length, end)),
+    );
   } catch (cause) {
     throw invalid("its body is not JSON", cause);
   }
@@ -67,15 +73,18 @@ export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
 function check(value: unknown): AgentMetadata {
   if (typeof value !== "object" || value === null) throw invalid("its body is not an object");
   const { name, host, incarnation, memories } = value as Record<string, unknown>;
-  if (typeof name !== "string" || !AGENT_NAME.test(name)) throw invalid("its agent name is invalid");
+  if (typeof name !== "string" || !AGENT_NAME.test(name))
+    throw invalid("its agent name is invalid");
   if (typeof host !== "string" || host.length === 0) throw invalid("it has no host");
-  if (typeof incarnation !== "string" || incarnation.length === 0) throw invalid("it has no incarnation");
+  if (typeof incarnation !== "string" || incarnation.length === 0)
+    throw invalid("it has no incarnation");
   if (!Array.isArray(memories)) throw invalid("it has no list of memories");
   return { name, host, incarnation, memories: memories.map(describedMemory) };
 }
 
 function describedMemory(row: unknown, index: number): DescribedMemory {
-  if (!Array.isArray(row) || row.length !== 4) throw invalid(`memory ${index} is not a row of four`);
+  if (!Array.isArray(row) || row.length !== 4)
+    throw invalid(`memory ${index} is not a row of four`);
   const [address, lengthBytes, memoryType, deviceId] = row as unknown[];
   const whole = (number: unknown): number => {
     if (typeof number === "number" && Number.isSafeInteger(number) && number >= 0) return number;
@@ -84,11 +93,18 @@ function describedMemory(row: unknown, index: number): DescribedMemory {
   if (memoryType !== "DRAM" && memoryType !== "VRAM")
     throw invalid(`memory ${index} has an unknown memory type`);
   if (whole(whole(address) + whole(lengthBytes)) === 0) throw invalid(`memory ${index} is empty`);
-  return { address: whole(address), lengthBytes: whole(lengthBytes), memoryType, deviceId: whole(deviceId) };
+  return {
+    address: whole(address),
+    lengthBytes: whole(lengthBytes),
+    memoryType,
+    deviceId: whole(deviceId),
+  };
 }
 
 function invalid(reason: string, cause?: unknown): KvError {
-  return new KvError("KV_AGENT_METADATA_INVALID", `invalid metadata of a peer's agent: ${reason}`, { cause });
+  return new KvError("KV_AGENT_METADATA_INVALID", `invalid metadata of a peer's agent: ${reason}`, {
+    cause,
+  });
 }
 
 const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {

@@ -34,7 +34,8 @@ export class NotificationInbox {
     const own: Waiting = [];
     this.#waiting = own;
     const next = (): Promise<IteratorResult<Notification>> => {
-      if (this.#closed || this.#waiting !== own) return Promise.resolve({ done: true, value: undefined });
+      if (this.#closed || this.#waiting !== own)
+        return Promise.resolve({ done: true, value: undefined });
       const value = this.#unread.shift();
       if (value !== undefined) return Promise.resolve({ done: false, value });
       return new Promise((resolve) => void own.push(resolve));

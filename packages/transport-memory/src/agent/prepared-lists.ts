@@ -15,7 +15,10 @@ import type { DescribedMemory } from "./metadata.js";
 /** A prepared list, as its agent holds it. */
 export interface PreparedListRecord extends PreparedList, AsyncDisposable {
   readonly rows: DescriptorRows<DescribedMemory>;
-  /** For a list of a peer's memory: the incarnation of the peer that was known when the list was prepared. */
+  /**
+   * For a list of a peer's memory: the incarnation of the peer that was known when the list was
+   * prepared.
+   */
   readonly peer: PeerAddress | undefined;
   /** One promise for each transfer that is not released. */
   readonly users: Set<Promise<void>>;
@@ -56,11 +59,17 @@ export class PreparedLists {
     return this.#add(table, rows, peer);
   }
 
-  /** Returns the record of an open list of this agent. Errors: `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED`. */
+  /**
+   * Returns the record of an open list of this agent. Errors: `KV_TRANSFER_INVALID`,
+   * `KV_LIST_CLOSED`.
+   */
   requireOpen(list: PreparedList, side: "local" | "remote"): PreparedListRecord {
     const subject = `the ${side} list`;
     if (typeof list !== "object" || list === null || !this.#known.has(list)) {
-      throw new KvError("KV_TRANSFER_INVALID", `${subject} was not prepared by agent ${this.#agentName}`);
+      throw new KvError(
+        "KV_TRANSFER_INVALID",
+        `${subject} was not prepared by agent ${this.#agentName}`,
+      );
     }
     const record = this.#open.get(list);
     if (record === undefined || record.closing) {
@@ -143,7 +152,8 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
   const memoryType: MemoryType = table.memoryType;
   const invalid = (message: string, code: KvErrorCode = "KV_LIST_INVALID"): KvError =>
     new KvError(code, `a list of ${owner}'s memory: ${message}`);
-  if (memoryType !== "DRAM" && memoryType !== "VRAM") throw invalid(`memory type ${String(memoryType)}`);
+  if (memoryType !== "DRAM" && memoryType !== "VRAM")
+    throw invalid(`memory type ${String(memoryType)}`);
   if (!(table.rows instanceof Float64Array)) throw invalid("its rows are not a Float64Array");
   const rows = table.takeRows ? takeRows(table.rows) : table.rows.slice();
   if (rows.length === 0 || rows.length % DESCRIPTOR_ROW !== 0) {
@@ -155,7 +165,10 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
   const memories = new Set<T>();
   for (let row = 0; row < numRows; row++) {
     const at = row * DESCRIPTOR_ROW;
-    const [address, length, device, stride, count] = rows.subarray(at, at + DESCRIPTOR_ROW) as unknown as Row;
+    const [address, length, device, stride, count] = rows.subarray(
+      at,
+      at + DESCRIPTOR_ROW,
+    ) as unknown as Row;
     const text = `row ${row} [${address}, ${length}, ${device}, ${stride}, ${count}]`;
     if (![address, length, device, stride, count].every((n) => Number.isSafeInteger(n) && n >= 0)) {
       throw invalid(`${text} has a number that is not a non-negative integer`);
@@ -164,7 +177,10 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
     const spanBytes = (count - 1) * stride + length;
     const memory = options.find(address, spanBytes);
     if (memory === undefined) {
-      throw invalid(`${text} spans ${spanBytes} bytes outside all registered memory`, options.unknownCode);
+      throw invalid(
+        `${text} spans ${spanBytes} bytes outside all registered memory`,
+        options.unknownCode,
+      );
     }
     if (memory.memoryType !== memoryType || memory.deviceId !== device) {
       throw invalid(
@@ -175,11 +191,13 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
     starts[row + 1] = (starts[row] as number) + count;
   }
   const total = starts[numRows] as number;
-  if (total > MAX_DESCRIPTORS) throw invalid(`${total} descriptors are more than ${MAX_DESCRIPTORS}`);
+  if (total > MAX_DESCRIPTORS)
+    throw invalid(`${total} descriptors are more than ${MAX_DESCRIPTORS}`);
 
   let lastRow = 0;
   function rowOf(index: number): number {
-    if (index >= (starts[lastRow] as number) && index < (starts[lastRow + 1] as number)) return lastRow;
+    if (index >= (starts[lastRow] as number) && index < (starts[lastRow + 1] as number))
+      return lastRow;
     let low = 0;
     let high = numRows - 1;
     while (low < high) {

@@ -4,7 +4,10 @@ interface Span {
   readonly lengthBytes: number;
 }
 
-/** Memories sorted by address. Lookups check the last result first, because consecutive descriptors mostly lie in one memory. */
+/**
+ * Memories sorted by address. Lookups check the last result first, because consecutive descriptors
+ * mostly lie in one memory.
+ */
 export interface MemoryMap<T extends Span> {
   readonly size: number;
   add(memory: T): void;

@@ -61,7 +61,10 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
         throw new KvError("KV_MEMORY_INVALID", `${name}: a view of [${offsetBytes}, ${viewBytes}]`);
       }
       if (offsetBytes + viewBytes > lengthBytes) {
-        throw new KvError("KV_MEMORY_INVALID", `${name}: a view ends at ${offsetBytes + viewBytes}`);
+        throw new KvError(
+          "KV_MEMORY_INVALID",
+          `${name}: a view ends at ${offsetBytes + viewBytes}`,
+        );
       }
       return whole.subarray(offsetBytes, offsetBytes + viewBytes);
     },
@@ -86,7 +89,8 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
           `scatter into ${name}: the runs take ${total} bytes, the source has ${from.byteLength}`,
         );
       }
-      // Like a transport that copies on another thread, so that tests notice a caller that uses the source again.
+      // Like a transport that copies on another thread, so that tests notice a caller that uses the
+      // source again.
       const bytes = new Uint8Array(takeBuffer(from));
       let at = 0;
       for (let index = 0; index < runs.length; index += 2) {
@@ -99,9 +103,13 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
     close() {
       if (closed) return;
       if (memory.registrations > 0) {
-        throw new KvError("KV_MEMORY_IN_USE", `${name} has ${memory.registrations} open registrations`, {
-          hint: "close its registrations first",
-        });
+        throw new KvError(
+          "KV_MEMORY_IN_USE",
+          `${name} has ${memory.registrations} open registrations`,
+          {
+            hint: "close its registrations first",
+          },
+        );
       }
       closed = true;
       // Detaching the buffer empties every view of it, as unmapping would make them unusable.
@@ -125,7 +133,9 @@ function newBytes(lengthBytes: number): Uint8Array<ArrayBuffer> {
   }
 }
 
-/** Returns the total length of the runs. Errors: `KV_MEMORY_INVALID` for a run outside the memory. */
+/**
+ * Returns the total length of the runs. Errors: `KV_MEMORY_INVALID` for a run outside the memory.
+ */
 function checkRuns(name: string, runs: Float64Array, lengthBytes: number): number {
   if (!(runs instanceof Float64Array) || runs.length % 2 !== 0) {
     throw new KvError(
@@ -137,15 +147,26 @@ function checkRuns(name: string, runs: Float64Array, lengthBytes: number): numbe
   for (let index = 0; index < runs.length; index += 2) {
     const offset = runs[index] as number;
     const length = runs[index + 1] as number;
-    if (!Number.isSafeInteger(offset) || !Number.isSafeInteger(length) || offset < 0 || length < 0) {
+    if (
+      !Number.isSafeInteger(offset) ||
+      !Number.isSafeInteger(length) ||
+      offset < 0 ||
+      length < 0
+    ) {
       throw new KvError("KV_MEMORY_INVALID", `${name}: run ${index / 2} is [${offset}, ${length}]`);
     }
     if (offset + length > lengthBytes) {
-      throw new KvError("KV_MEMORY_INVALID", `${name}: run ${index / 2} ends at ${offset + length}`);
+      throw new KvError(
+        "KV_MEMORY_INVALID",
+        `${name}: run ${index / 2} ends at ${offset + length}`,
+      );
     }
     total += length;
     if (total > lengthBytes) {
-      throw new KvError("KV_MEMORY_INVALID", `${name}: the runs have more bytes together, so some repeat`);
+      throw new KvError(
+        "KV_MEMORY_INVALID",
+        `${name}: the runs have more bytes together, so some repeat`,
+      );
     }
   }
   return total;

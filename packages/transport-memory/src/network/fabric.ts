@@ -1,7 +1,12 @@
 import type { Ambient, AmbientOptions, KvError, Log } from "@kv/interface";
 import type { MemoryRecord } from "../memory/memory.js";
 import { type SeededRandom, seededRandom } from "../simulation/seeded-random.js";
-import type { AgentEndpoint, InFlightTransfer, PostedNotification, SideChannelBinding } from "./endpoints.js";
+import type {
+  AgentEndpoint,
+  InFlightTransfer,
+  PostedNotification,
+  SideChannelBinding,
+} from "./endpoints.js";
 import { type FaultPlan, type FaultRule, faultPlan } from "./fault-plan.js";
 import { type MemoryHost, memoryHost } from "./host.js";
 import { type MemoryLatency, type ResolvedLatency, resolveLatency } from "./latency.js";
@@ -14,15 +19,18 @@ export interface MemoryNetworkOptions extends AmbientOptions {
   /** Fault rules. @default none */
   readonly faults?: readonly FaultRule[] | undefined;
   /**
-   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the caller's deadline ends them, and notifications to
-   * a dead peer are lost. @default true
+   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the
+   * caller's deadline ends them, and notifications to a dead peer are lost. @default true
    */
   readonly reportsPeerDeath?: boolean | undefined;
 }
 
 /** Options for a process that `host` or `restart` starts. */
 export interface HostNamedOptions {
-  /** Milliseconds by which the process's clock is ahead of the network's. @default that of the process before it, or 0 */
+  /**
+   * Milliseconds by which the process's clock is ahead of the network's. @default that of the
+   * process before it, or 0
+   */
   readonly skewMs?: number | undefined;
 }
 
@@ -37,10 +45,16 @@ export type OutstandingKind =
   | "requests";
 
 const PAGE_BYTES = 4096;
-/** An address of a user's mapping on x86-64. It is above 2^32, so that code which truncates addresses to 32 bits fails. */
+/**
+ * An address of a user's mapping on x86-64. It is above 2^32, so that code which truncates
+ * addresses to 32 bits fails.
+ */
 const FIRST_ADDRESS = 0x7f00_0000_0000;
 
-/** The shared state of one memory network: hosts, agents, links and faults. Callers outside this package see a `MemoryNetwork`. */
+/**
+ * The shared state of one memory network: hosts, agents, links and faults. Callers outside this
+ * package see a `MemoryNetwork`.
+ */
 export class Fabric {
   readonly clock: Ambient["clock"];
   readonly log: Log;
@@ -97,7 +111,10 @@ export class Fabric {
     return host;
   }
 
-  restart(name: string, options: HostNamedOptions & { deliverInFlight?: number | undefined }): MemoryHost {
+  restart(
+    name: string,
+    options: HostNamedOptions & { deliverInFlight?: number | undefined },
+  ): MemoryHost {
     this.#hosts.get(name)?.kill(options);
     return this.host(name, options);
   }
@@ -120,7 +137,10 @@ export class Fabric {
     return latencyMs + (jitterMs > 0 ? this.#jitter.next() * jitterMs : 0);
   }
 
-  /** Returns how long a piece from one host to another takes, with the wait for pieces before it where transfers share the bandwidth. */
+  /**
+   * Returns how long a piece from one host to another takes, with the wait for pieces before it
+   * where transfers share the bandwidth.
+   */
   occupyLink(from: string, to: string, lengthBytes: number): number {
     const { bytesPerMs, sharesBandwidth } = this.latency;
     const copyMs = lengthBytes / bytesPerMs;
@@ -161,7 +181,10 @@ export class Fabric {
     }
   }
 
-  /** Sends a notification. Returns an error when the transport can know that the notification will not arrive. */
+  /**
+   * Sends a notification. Returns an error when the transport can know that the notification will
+   * not arrive.
+   */
   post(notification: PostedNotification): KvError | undefined {
     return this.#channels.post(notification);
   }

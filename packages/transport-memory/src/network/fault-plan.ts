@@ -1,7 +1,10 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { SeededRandom } from "../simulation/seeded-random.js";
 
-/** Operations that can suffer a fault: transfers, notifications (also those of transfers), and requests on the side channel. */
+/**
+ * Operations that can suffer a fault: transfers, notifications (also those of transfers), and
+ * requests on the side channel.
+ */
 export type FaultOperation = "READ" | "WRITE" | "NOTIFY" | "REQUEST";
 
 /** Kinds of faults. */
@@ -16,7 +19,9 @@ export type FaultKind =
   | "reorder"
   /** The link between the two hosts is cut, for `forMs` or for good. */
   | "disconnect"
-  /** A transfer fails after part of its bytes have landed; a notification or request is rejected. */
+  /**
+   * A transfer fails after part of its bytes have landed; a notification or request is rejected.
+   */
   | "fail"
   /** The reply to a request has random bytes. */
   | "garbage";
@@ -39,7 +44,10 @@ export interface FaultSubject {
   readonly payload?: Uint8Array;
 }
 
-/** A fault, and the operations that suffer it. The first rule that matches an operation and injects decides; an operation suffers one fault at most. */
+/**
+ * A fault, and the operations that suffer it. The first rule that matches an operation and injects
+ * decides; an operation suffers one fault at most.
+ */
 export interface FaultRule {
   /** The fault. */
   readonly fault: FaultKind;
@@ -82,13 +90,18 @@ export const DEFAULT_FAULT_DELAY_MS = 10;
 export interface FaultPlan {
   /** Returns the rule whose fault the operation suffers; undefined for none. */
   decide(subject: FaultSubject): FaultRule | undefined;
-  /** Replaces all rules; the counters of `nth` and `times` start again. Errors: `KV_CONFIG_INVALID`. */
+  /**
+   * Replaces all rules; the counters of `nth` and `times` start again. Errors: `KV_CONFIG_INVALID`.
+   */
   setRules(rules: readonly FaultRule[]): void;
   /** Returns the number of injected faults by kind. */
   counts(): Readonly<Partial<Record<FaultKind, number>>>;
 }
 
-/** Creates a plan. The same seed and the same operations in the same order give the same faults. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Creates a plan. The same seed and the same operations in the same order give the same faults.
+ * Errors: `KV_CONFIG_INVALID`.
+ */
 export function faultPlan(rules: readonly FaultRule[], random: SeededRandom): FaultPlan {
   let active: ActiveRule[] = rules.map(activate);
   const counts: Partial<Record<FaultKind, number>> = {};
@@ -127,7 +140,9 @@ function activate(rule: FaultRule): ActiveRule {
   const named = rule.operation === undefined ? possible : [rule.operation].flat();
   for (const operation of named) {
     if (!possible.includes(operation)) {
-      throw invalid(`fault "${rule.fault}" does not apply to ${operation}, only to ${possible.join(", ")}`);
+      throw invalid(
+        `fault "${rule.fault}" does not apply to ${operation}, only to ${possible.join(", ")}`,
+      );
     }
   }
   const { probability, nth, times, delayMs, forMs } = rule;
@@ -147,7 +162,8 @@ function activate(rule: FaultRule): ActiveRule {
 
 function matches({ rule, operations }: ActiveRule, subject: FaultSubject): boolean {
   if (!operations.includes(subject.operation)) return false;
-  if (rule.from !== undefined && rule.from !== subject.from && rule.from !== subject.fromAgent) return false;
+  if (rule.from !== undefined && rule.from !== subject.from && rule.from !== subject.fromAgent)
+    return false;
   if (rule.to !== undefined && rule.to !== subject.to && rule.to !== subject.toAgent) return false;
   return rule.where === undefined || rule.where(subject);
 }

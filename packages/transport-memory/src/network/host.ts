@@ -13,12 +13,16 @@ export interface MemoryHost {
   /** A stream of random numbers of its own. */
   readonly random: Random;
   /**
-   * Simulates SIGKILL: peers can no longer read or write the process's memory, its transfers stop, its timers and listeners are gone, and its
-   * promises never settle. Each of its notifications in flight still arrives with the probability `deliverInFlight` (default: 0.5). Afterwards
+   * Simulates SIGKILL: peers can no longer read or write the process's memory, its transfers stop,
+   * its timers and listeners are gone, and its promises never settle. Each of its notifications in
+   * flight still arrives with the probability `deliverInFlight` (default: 0.5). Afterwards
    * `network.host(name)` starts the next process of that name.
    */
   kill(options?: { deliverInFlight?: number | undefined }): void;
-  /** Adds a listener that is called once when the process is killed, in the order of addition. Returns a function that removes it. */
+  /**
+   * Adds a listener that is called once when the process is killed, in the order of addition.
+   * Returns a function that removes it.
+   */
   onKill(run: () => void): () => void;
 }
 

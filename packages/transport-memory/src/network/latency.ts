@@ -2,29 +2,44 @@ import { KvError } from "@kv/interface";
 
 /** Latency and bandwidth of a memory network. By default everything happens at once. */
 export interface MemoryLatency {
-  /** Time until the first byte of a transfer lands, and of each notification and each way of a request. @default 0 */
+  /**
+   * Time until the first byte of a transfer lands, and of each notification and each way of a
+   * request. @default 0
+   */
   readonly latencyMs?: number | undefined;
   /** Upper bound of a uniform addition to `latencyMs`, drawn for each operation. @default 0 */
   readonly jitterMs?: number | undefined;
   /** Bandwidth of each transfer. @default Infinity */
   readonly bytesPerMs?: number | undefined;
-  /** Whether the transfers between two hosts share `bytesPerMs` of each direction, piece by piece. @default false */
+  /**
+   * Whether the transfers between two hosts share `bytesPerMs` of each direction, piece by piece.
+   * @default false
+   */
   readonly sharesBandwidth?: boolean | undefined;
-  /** Time that each byte range of a transfer adds, as a network adapter that handles one work request per range. @default 0 */
+  /**
+   * Time that each byte range of a transfer adds, as a network adapter that handles one work
+   * request per range. @default 0
+   */
   readonly rangeMs?: number | undefined;
   /** Largest piece in which a transfer lands. @default 8 * 1024 * 1024 */
   readonly pieceLengthBytes?: number | undefined;
-  /** Fewest pieces of a transfer, as far as it has enough bytes, so that small transfers take time too. @default 1 */
+  /**
+   * Fewest pieces of a transfer, as far as it has enough bytes, so that small transfers take time
+   * too. @default 1
+   */
   readonly minPieces?: number | undefined;
   /**
-   * Time for which a transfer that failed or was aborted keeps writing before its memory is released, as a network adapter that cannot be stopped.
-   * The last write comes just before the release. @default 1
+   * Time for which a transfer that failed or was aborted keeps writing before its memory is
+   * released, as a network adapter that cannot be stopped. The last write comes just before the
+   * release. @default 1
    */
   readonly lingerMs?: number | undefined;
 }
 
 /** `MemoryLatency` with its defaults filled in. */
-export type ResolvedLatency = { readonly [K in keyof MemoryLatency]-?: NonNullable<MemoryLatency[K]> };
+export type ResolvedLatency = {
+  readonly [K in keyof MemoryLatency]-?: NonNullable<MemoryLatency[K]>;
+};
 
 /** Fills in defaults. Errors: `KV_CONFIG_INVALID`. */
 export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {

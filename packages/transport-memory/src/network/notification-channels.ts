@@ -26,7 +26,10 @@ interface Channel {
   lastAtMs: number;
 }
 
-/** Notifications in flight: one channel for each pair of agents, first in, first out unless a fault reorders. */
+/**
+ * Notifications in flight: one channel for each pair of agents, first in, first out unless a fault
+ * reorders.
+ */
 export class NotificationChannels {
   readonly #fabric: NotificationFabric;
   readonly #channels = new Map<string, Channel>();
@@ -40,7 +43,10 @@ export class NotificationChannels {
     return this.#inFlight.size;
   }
 
-  /** Sends a notification. Returns an error when the transport can know that the notification will not arrive. */
+  /**
+   * Sends a notification. Returns an error when the transport can know that the notification will
+   * not arrive.
+   */
   post(notification: PostedNotification): KvError | undefined {
     const fabric = this.#fabric;
     const { from, to, payload } = notification;
@@ -55,7 +61,8 @@ export class NotificationChannels {
     });
     if (rule?.fault === "disconnect") fabric.cut(from.host.name, to.host, rule.forMs);
     if (rule?.fault === "fail") return notSent(notification, "an injected fault");
-    if (fabric.isCut(from.host.name, to.host)) return notSent(notification, "the hosts are disconnected");
+    if (fabric.isCut(from.host.name, to.host))
+      return notSent(notification, "the hosts are disconnected");
     if (!fabric.agents.has(to.incarnation)) {
       return fabric.reportsPeerDeath ? notSent(notification, "the peer is gone") : undefined;
     }
@@ -67,7 +74,9 @@ export class NotificationChannels {
     return undefined;
   }
 
-  /** Drops each notification in flight from `host`, except with the probability `deliverInFlight`. */
+  /**
+   * Drops each notification in flight from `host`, except with the probability `deliverInFlight`.
+   */
   hostKilled(host: MemoryHost, deliverInFlight: number): void {
     for (const notification of [...this.#inFlight]) {
       if (notification.from.host === host && this.#fabric.random.next() >= deliverInFlight) {
@@ -85,7 +94,8 @@ export class NotificationChannels {
     channel.lastAtMs = Math.max(nowMs + this.#fabric.drawLatencyMs() + extraMs, channel.lastAtMs);
     const timer = clock.setTimer(
       () => {
-        // Deliver the head of the queue: real timers of different lengths may fire out of order by a millisecond.
+        // Deliver the head of the queue: real timers of different lengths may fire out of order by
+        // a millisecond.
         const head = channel.queue.shift();
         if (channel.queue.length === 0) this.#channels.delete(key);
         if (head !== undefined) this.#deliver(head);
@@ -100,9 +110,13 @@ export class NotificationChannels {
 
   #sendOutOfOrder(notification: PostedNotification, extraMs: number): void {
     const { clock } = this.#fabric;
-    const timer = clock.setTimer(() => this.#deliver(sent), this.#fabric.drawLatencyMs() + extraMs, {
-      ref: true,
-    });
+    const timer = clock.setTimer(
+      () => this.#deliver(sent),
+      this.#fabric.drawLatencyMs() + extraMs,
+      {
+        ref: true,
+      },
+    );
     const sent: InFlightNotification = { ...notification, timer };
     this.#inFlight.add(sent);
   }

@@ -25,12 +25,17 @@ const FIRST_FREE_PORT = 32_768;
 const LAST_PORT = 65_535;
 
 /**
- * Creates a side channel between the hosts of a memory network. Host names are those of the network; "localhost" is the own host. Its listeners have
- * `Symbol.asyncDispose`. `withEncryption` compares keys as a real side channel would, and encrypts nothing. Errors: `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
+ * Creates a side channel between the hosts of a memory network. Host names are those of the
+ * network; "localhost" is the own host. Its listeners have `Symbol.asyncDispose`. `withEncryption`
+ * compares keys as a real side channel would, and encrypts nothing. Errors: `KV_CONFIG_INVALID` for
+ * a network that `memoryNetwork` did not create.
  */
-export function memorySideChannel(options: MemorySideChannelOptions): SideChannel & AsyncDisposable {
+export function memorySideChannel(
+  options: MemorySideChannelOptions,
+): SideChannel & AsyncDisposable {
   const fabric = fabricOf(options.network);
-  const self = typeof options.host === "object" ? options.host : fabric.host(options.host ?? "localhost");
+  const self =
+    typeof options.host === "object" ? options.host : fabric.host(options.host ?? "localhost");
   const own = new Set<string>();
   const pending = new Set<(error: KvError) => void>();
   let closed = false;
@@ -81,7 +86,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     }
     function onAbort(): void {
       fail(
-        new KvError("KV_REQUEST_ABORTED", `${subject} was aborted by its signal`, { cause: signal?.reason }),
+        new KvError("KV_REQUEST_ABORTED", `${subject} was aborted by its signal`, {
+          cause: signal?.reason,
+        }),
       );
     }
     function later(delayMs: number, run: () => void): void {
@@ -96,7 +103,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       timers.add(timer);
     }
     const unreachable = (reason: string): void =>
-      fail(new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${subject} from host ${self.name}: ${reason}`));
+      fail(
+        new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${subject} from host ${self.name}: ${reason}`),
+      );
 
     pending.add(fail);
     fabric.requestsInFlight += 1;
@@ -131,7 +140,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
         else {
           const hint = "set handshake_key_file to the same key on both sides, or on neither";
           fabric.log.warn("memory-side-channel-refused", { host: to, port, reason: refused, hint });
-          fail(new KvError("KV_HANDSHAKE_UNTRUSTED", `${subject} is refused: ${refused}`, { hint }));
+          fail(
+            new KvError("KV_HANDSHAKE_UNTRUSTED", `${subject} is refused: ${refused}`, { hint }),
+          );
         }
       }
     });
@@ -145,7 +156,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
         fabric.log.warn("memory-side-channel-answer-failed", { host: to, port, error });
       }
       if (reply === undefined || ended || !binding.host.alive) return;
-      const copied = reply.map((frame) => (rule?.fault === "garbage" ? noise(frame.length) : frame.slice()));
+      const copied = reply.map((frame) =>
+        rule?.fault === "garbage" ? noise(frame.length) : frame.slice(),
+      );
       later(fabric.drawLatencyMs(), () => {
         if (fabric.isCut(self.name, to)) return;
         if (end()) resolve({ frames: copied, sentAtMs, receivedAtMs: self.clock.now() });
@@ -190,7 +203,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     for (const key of own) fabric.bindings.delete(key);
     own.clear();
     for (const fail of [...pending]) {
-      fail(new KvError("KV_SIDE_CHANNEL_CLOSED", `the side channel of host ${self.name} was closed`));
+      fail(
+        new KvError("KV_SIDE_CHANNEL_CLOSED", `the side channel of host ${self.name} was closed`),
+      );
     }
   }
 

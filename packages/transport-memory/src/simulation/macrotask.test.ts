@@ -3,7 +3,9 @@ import { macrotaskTurn } from "./macrotask.js";
 
 afterEach(() => vi.unstubAllGlobals());
 
-/** The globals that a runtime may lack: browsers have no setImmediate, some have no MessageChannel. */
+/**
+ * The globals that a runtime may lack: browsers have no setImmediate, some have no MessageChannel.
+ */
 const LACKING = [[], ["setImmediate"], ["setImmediate", "MessageChannel"]];
 
 test("a turn ends after all promise work, with or without setImmediate and MessageChannel", async () => {

@@ -1,6 +1,8 @@
 /**
- * Returns a function that resolves in a later macrotask. The microtask queue runs until it is empty between two macrotasks, so one turn drains all
- * promise work. It uses `setImmediate` where there is one (about 1 us a turn), else `MessageChannel`, else `setTimeout`, which browsers clamp to 4 ms.
+ * Returns a function that resolves in a later macrotask. The microtask queue runs until it is empty
+ * between two macrotasks, so one turn drains all promise work. It uses `setImmediate` where there
+ * is one (about 1 us a turn), else `MessageChannel`, else `setTimeout`, which browsers clamp to 4
+ * ms.
  */
 export function macrotaskTurn(): () => Promise<void> {
   const scope = globalThis as unknown as {

@@ -6,7 +6,10 @@ export interface QueuedTimer {
   cancelled: boolean;
 }
 
-/** Timers by time, then by insertion: a binary heap that drops cancelled entries when they outnumber the others. */
+/**
+ * Timers by time, then by insertion: a binary heap that drops cancelled entries when they outnumber
+ * the others.
+ */
 export class TimerQueue {
   #heap: QueuedTimer[] = [];
   #sequence = 0;

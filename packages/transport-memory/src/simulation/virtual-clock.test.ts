@@ -63,7 +63,9 @@ test("runUntil and settle stop as soon as the condition holds, and fail when no 
   await expect(clock.runUntil(() => false, { limitMs: 100 })).rejects.toThrow(
     /the condition is false after 100 ms/,
   );
-  await expect(clock.runUntilIdle({ limitMs: 50 })).rejects.toSatisfy((e) => KvError.is(e, "KV_INTERNAL"));
+  await expect(clock.runUntilIdle({ limitMs: 50 })).rejects.toSatisfy((e) =>
+    KvError.is(e, "KV_INTERNAL"),
+  );
 
   const still = virtualClock();
   await expect(still.settle(new Promise(() => {}))).rejects.toThrow(/no timer is left/);
@@ -75,7 +77,9 @@ test("runUntil and settle stop as soon as the condition holds, and fail when no 
 
 test("it rejects delays that Node cannot keep and concurrent runs, and passes on errors of timers", async () => {
   const clock = virtualClock();
-  expect(() => clock.setTimer(() => {}, Number.POSITIVE_INFINITY)).toThrow(/invalid timer of Infinity ms/);
+  expect(() => clock.setTimer(() => {}, Number.POSITIVE_INFINITY)).toThrow(
+    /invalid timer of Infinity ms/,
+  );
   expect(() => clock.setTimer(() => {}, Number.NaN)).toThrow(KvError);
   clock.setTimer(() => {}, 5);
   const first = clock.advance(10);

@@ -7,23 +7,42 @@ export interface VirtualClockOptions {
   /** First value of `now()`. @default 0 */
   startMs?: number | undefined;
   /**
-   * Waits until everything that is ready has run, before time moves on. Pass a function that waits longer where the code under test yields by
-   * macrotasks or native work. @default one macrotask, which drains all promise work
+   * Waits until everything that is ready has run, before time moves on. Pass a function that waits
+   * longer where the code under test yields by macrotasks or native work. @default one macrotask,
+   * which drains all promise work
    */
   turn?: (() => Promise<void>) | undefined;
 }
 
-/** A clock for tests: time moves only by its methods. Timers fire by time, then in the order in which they were set. Only one method may run at once. */
+/**
+ * A clock for tests: time moves only by its methods. Timers fire by time, then in the order in
+ * which they were set. Only one method may run at once.
+ */
 export interface VirtualClock extends Clock {
-  /** Timers that are set and have neither fired nor been cancelled. Those left at the end of a test have leaked. */
+  /**
+   * Timers that are set and have neither fired nor been cancelled. Those left at the end of a test
+   * have leaked.
+   */
   readonly pendingTimers: number;
-  /** Moves time by `ms` milliseconds and fires the timers that fall due. Promise work is drained before, between and after. */
+  /**
+   * Moves time by `ms` milliseconds and fires the timers that fall due. Promise work is drained
+   * before, between and after.
+   */
   advance(ms: number): Promise<void>;
-  /** Fires timers until `predicate` returns true. Errors: `KV_INTERNAL` when `limitMs` has passed or no timer is left. */
+  /**
+   * Fires timers until `predicate` returns true. Errors: `KV_INTERNAL` when `limitMs` has passed or
+   * no timer is left.
+   */
   runUntil(predicate: () => boolean, options: { limitMs: number }): Promise<void>;
-  /** Fires timers until `promise` settles, and settles as it does. Errors: as `runUntil`; `limitMs` defaults to one hour. */
+  /**
+   * Fires timers until `promise` settles, and settles as it does. Errors: as `runUntil`; `limitMs`
+   * defaults to one hour.
+   */
   settle<T>(promise: PromiseLike<T>, options?: { limitMs?: number | undefined }): Promise<T>;
-  /** Fires timers until none is left. Errors: `KV_INTERNAL` when `limitMs` (default: one hour) has passed before. */
+  /**
+   * Fires timers until none is left. Errors: `KV_INTERNAL` when `limitMs` (default: one hour) has
+   * passed before.
+   */
   runUntilIdle(options?: { limitMs?: number | undefined }): Promise<void>;
 }
 
@@ -70,7 +89,11 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
     return true;
   }
 
-  async function fireUntil(method: string, predicate: () => boolean, limitMs: number): Promise<void> {
+  async function fireUntil(
+    method: string,
+    predicate: () => boolean,
+    limitMs: number,
+  ): Promise<void> {
     const endMs = nowMs + limitMs;
     await drain();
     while (!predicate()) {

@@ -12,7 +12,10 @@ export interface CopySide {
   };
 }
 
-/** Byte ranges to copy, in the order of the pairs. Ranges that are adjacent on both sides are merged. */
+/**
+ * Byte ranges to copy, in the order of the pairs. Ranges that are adjacent on both sides are
+ * merged.
+ */
 export interface CopyPlan {
   /** Bytes in all. */
   readonly lengthBytes: number;
@@ -20,11 +23,17 @@ export interface CopyPlan {
   readonly descriptorCount: number;
   /** Byte ranges. */
   readonly mergedCount: number;
-  /** Copies the next `lengthBytes` bytes at most. Errors: `KV_TRANSFER_FAILED` where memory is no longer registered. */
+  /**
+   * Copies the next `lengthBytes` bytes at most. Errors: `KV_TRANSFER_FAILED` where memory is no
+   * longer registered.
+   */
   copyNext(lengthBytes: number, from: MemoryMap<MemoryRecord>, to: MemoryMap<MemoryRecord>): void;
 }
 
-/** Checks the descriptors of a transfer and resolves their addresses, so that the indices need not be kept. Errors: `KV_TRANSFER_INVALID`. */
+/**
+ * Checks the descriptors of a transfer and resolves their addresses, so that the indices need not
+ * be kept. Errors: `KV_TRANSFER_INVALID`.
+ */
 export function copyPlan(request: TransferRequest, local: CopySide, remote: CopySide): CopyPlan {
   const reads = request.operation === "READ";
   const runsOfIds = checkedRuns(request, local, remote);
@@ -34,7 +43,10 @@ export function copyPlan(request: TransferRequest, local: CopySide, remote: Copy
   let total = 0;
   let descriptorCount = 0;
   for (let at = 0; at < runsOfIds.length; at += DESCRIPTOR_RUN) {
-    const [firstLocal, firstRemote, count] = runsOfIds.subarray(at, at + DESCRIPTOR_RUN) as unknown as Run;
+    const [firstLocal, firstRemote, count] = runsOfIds.subarray(
+      at,
+      at + DESCRIPTOR_RUN,
+    ) as unknown as Run;
     for (let step = 0; step < count; step++) {
       const [localId, remoteId] = [firstLocal + step, firstRemote + step];
       const bytes = local.rows.lengthOf(localId);
@@ -77,7 +89,10 @@ export function copyPlan(request: TransferRequest, local: CopySide, remote: Copy
         const fromMemory = mapped(fromMap, from, bytes);
         const toMemory = mapped(toMap, to, bytes);
         const fromOffset = from - fromMemory.address;
-        toMemory.data.set(fromMemory.data.subarray(fromOffset, fromOffset + bytes), to - toMemory.address);
+        toMemory.data.set(
+          fromMemory.data.subarray(fromOffset, fromOffset + bytes),
+          to - toMemory.address,
+        );
         left -= bytes;
         offset += bytes;
         if (offset === lengths[run]) {
@@ -104,7 +119,8 @@ type Run = [localId: number, remoteId: number, count: number];
 function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide): Int32Array {
   const { runs, offsets, localIds, remoteIds } = request;
   if (runs !== undefined) {
-    if (localIds !== undefined || remoteIds !== undefined) throw invalid("it has both pairs and runs");
+    if (localIds !== undefined || remoteIds !== undefined)
+      throw invalid("it has both pairs and runs");
     return repeatedRuns(
       rowsOf("runs", runs, DESCRIPTOR_RUN),
       offsets === undefined ? Int32Array.of(0, 0) : rowsOf("offsets", offsets, DESCRIPTOR_OFFSET),
@@ -120,7 +136,8 @@ function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide
     if (!(ids instanceof Int32Array)) throw invalid(`${name} is not an Int32Array`);
   }
   const { length } = localIds;
-  if (length !== remoteIds.length) throw invalid(`${length} localIds against ${remoteIds.length} remoteIds`);
+  if (length !== remoteIds.length)
+    throw invalid(`${length} localIds against ${remoteIds.length} remoteIds`);
   if (length === 0) throw invalid("it has no descriptors");
   const ones = new Int32Array(length * DESCRIPTOR_RUN);
   for (let index = 0; index < length; index++) {
@@ -140,7 +157,12 @@ function rowsOf(name: string, numbers: unknown, perRow: number): Int32Array {
 }
 
 /** Returns each run at each offset, checked. */
-function repeatedRuns(runs: Int32Array, offsets: Int32Array, local: CopySide, remote: CopySide): Int32Array {
+function repeatedRuns(
+  runs: Int32Array,
+  offsets: Int32Array,
+  local: CopySide,
+  remote: CopySide,
+): Int32Array {
   const out = new Int32Array((runs.length * offsets.length) / DESCRIPTOR_OFFSET);
   let cursor = 0;
   for (let offset = 0; offset < offsets.length; offset += DESCRIPTOR_OFFSET) {

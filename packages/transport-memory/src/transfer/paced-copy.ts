@@ -20,8 +20,9 @@ export interface PacedCopyOptions {
 }
 
 /**
- * Copies the bytes of one transfer in pieces over time. A transfer that failed or was aborted keeps writing for `lingerMs` and writes once more just
- * before its release, as a network adapter that cannot be stopped: a test then sees when its memory was reused too early.
+ * Copies the bytes of one transfer in pieces over time. A transfer that failed or was aborted keeps
+ * writing for `lingerMs` and writes once more just before its release, as a network adapter that
+ * cannot be stopped: a test then sees when its memory was reused too early.
  */
 export class PacedCopy implements InFlightTransfer {
   readonly from: AgentEndpoint;
@@ -31,7 +32,9 @@ export class PacedCopy implements InFlightTransfer {
   readonly #rule: FaultRule | undefined;
   readonly #pieceBytes: number;
   readonly #pieces: number;
-  /** Index of the piece before which a fault stops the copy; the count of pieces where none does. */
+  /**
+   * Index of the piece before which a fault stops the copy; the count of pieces where none does.
+   */
   readonly #stopsBefore: number;
   #landedPieces = 0;
   #state: "active" | "lingering" | "released" = "active";
@@ -75,7 +78,9 @@ export class PacedCopy implements InFlightTransfer {
       const delayMs = fabric.drawLatencyMs() + rangeMs * this.#options.plan.mergedCount + extraMs;
       // A transfer that has not begun leaves the link to the others.
       if (sharesBandwidth)
-        this.#pieceTimer = fabric.clock.setTimer(() => this.#schedulePiece(0), delayMs, { ref: true });
+        this.#pieceTimer = fabric.clock.setTimer(() => this.#schedulePiece(0), delayMs, {
+          ref: true,
+        });
       else this.#schedulePiece(delayMs);
     }
   }
@@ -103,11 +108,16 @@ export class PacedCopy implements InFlightTransfer {
 
   #schedulePiece(delayMs: number): void {
     const { plan, operation } = this.#options;
-    const bytes = Math.min(this.#pieceBytes, plan.lengthBytes - this.#landedPieces * this.#pieceBytes);
+    const bytes = Math.min(
+      this.#pieceBytes,
+      plan.lengthBytes - this.#landedPieces * this.#pieceBytes,
+    );
     const [here, there] = [this.from.host.name, this.to.host];
     const [source, target] = operation === "READ" ? [there, here] : [here, there];
     const durationMs = delayMs + this.#fabric.occupyLink(source, target, bytes);
-    this.#pieceTimer = this.#fabric.clock.setTimer(() => this.#onPiece(), durationMs, { ref: true });
+    this.#pieceTimer = this.#fabric.clock.setTimer(() => this.#onPiece(), durationMs, {
+      ref: true,
+    });
   }
 
   #onPiece(): void {

@@ -154,7 +154,8 @@ class ActiveTransfer {
     if (!this.#markSettled()) return;
     const { fabric, self, counters } = this.#agent;
     const notification = this.#notification;
-    const error = notification && fabric.post({ from: self, to: this.#peer, payload: notification });
+    const error =
+      notification && fabric.post({ from: self, to: this.#peer, payload: notification });
     if (error !== undefined) {
       counters.transfersFailed += 1;
       this.done.reject(error);
@@ -185,7 +186,8 @@ class ActiveTransfer {
 }
 
 function requireValidOptions({ operation, timeoutMs, notification }: TransferRequest): void {
-  if (operation !== "READ" && operation !== "WRITE") throw invalid(`operation ${String(operation)}`);
+  if (operation !== "READ" && operation !== "WRITE")
+    throw invalid(`operation ${String(operation)}`);
   if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31)) {
     throw invalid(`timeoutMs ${timeoutMs}`);
   }

@@ -7,7 +7,12 @@ import {
   type Role,
   type Routing,
 } from "@kv/fleet";
-import { type Fleet, PrefillCosts, PrometheusMetrics, parseGenerationRequest } from "@kv/fleet/front-end";
+import {
+  type Fleet,
+  PrefillCosts,
+  PrometheusMetrics,
+  parseGenerationRequest,
+} from "@kv/fleet/front-end";
 import { KvError, silentLog, systemClock, systemRandom } from "@kv/interface";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { EndpointPicker } from "../../../../packages/epp/src/pick/endpoint-picker.js";
@@ -61,9 +66,15 @@ function pool(
 }
 
 /** What a fleet of each size costs per call of what `prepare` returns. */
-function perCall(name: string, unit: string, prepare: (size: number) => (at: number) => void): Quantity {
+function perCall(
+  name: string,
+  unit: string,
+  prepare: (size: number) => (at: number) => void,
+): Quantity {
   return {
-    ...{ name, unit, ...BY_INSTANCES },
+    name,
+    unit,
+    ...BY_INSTANCES,
     measure(size) {
       const call = prepare(size);
       let at = 0;
@@ -138,7 +149,10 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
     };
     const instances = pool("prefill", size, prefixAware({ cached }));
     for (const [at, instance] of instances.list().entries())
-      indexes.set(instance, filled(1000, everywhere ? 0 : at, new BlockIndex(tree, instance, UNLIMITED)));
+      indexes.set(
+        instance,
+        filled(1000, everywhere ? 0 : at, new BlockIndex(tree, instance, UNLIMITED)),
+      );
     const prompts = Array.from({ length: 30 * size }, (_, at) =>
       promptOf(everywhere ? 0 : Math.floor(at / 30), at % 30),
     ).filter((_, at) => at % size === 0);
@@ -183,11 +197,16 @@ interface Paired {
   close(): Promise<void>;
 }
 
-/** As many instances, half of each role, all of whose side channels were read. They take turns in the versions: those of one fit. */
+/**
+ * As many instances, half of each role, all of whose side channels were read. They take turns in
+ * the versions: those of one fit.
+ */
 async function paired(count: number, versions: readonly string[] = ["0.33.0"]): Promise<Paired> {
   let engines = 0;
   const channels = await Promise.all(
-    versions.map((vllmVersion) => startSideChannel(() => ({ engineId: `e${++engines}`, vllmVersion }))),
+    versions.map((vllmVersion) =>
+      startSideChannel(() => ({ engineId: `e${++engines}`, vllmVersion })),
+    ),
   );
   const get = async () => ({ status: 404, body: "" });
   const pairing = new Pairing({
@@ -225,7 +244,10 @@ async function withPaired(
   return cost;
 }
 
-/** What a choice costs in a fleet whose instances take turns in the versions. `prepare` makes the function that chooses once. */
+/**
+ * What a choice costs in a fleet whose instances take turns in the versions. `prepare` makes the
+ * function that chooses once.
+ */
 function choosing(
   name: string,
   unit: string,
@@ -233,7 +255,10 @@ function choosing(
   prepare: (pools: Paired["pools"]) => () => void,
 ): Quantity {
   return {
-    ...{ ...BY_INSTANCES, name, unit, sizes: INSTANCES.slice(1) },
+    ...BY_INSTANCES,
+    name,
+    unit,
+    sizes: INSTANCES.slice(1),
     measure: (size) =>
       withPaired(
         size,
@@ -266,38 +291,52 @@ const pairs = (name: string, versions: readonly string[]) =>
   );
 
 /** Picks for a gateway, after `change` of the first P. */
-const picking = (name: string, versions: readonly string[], change: (first: PooledInstance) => void) =>
-  choosing(`endpoint picker: a choice, ${name}`, "us per request", versions, ([prefill, decode]) => {
-    const settings = {
-      limits: { requestsPerDecode: 100 } as never,
-      fallbacks: 2,
-      unsplittable: "fail" as const,
-      disaggregateAbove: undefined,
-    };
-    const picker = new EndpointPicker({
-      fleet: {
-        pools: { prefill, decode },
-        prefillCosts: new PrefillCosts(),
-        ambient: { metrics: { count() {}, observe() {} } },
-      } as unknown as Fleet,
-      settings,
-    });
-    const [first] = prefill.list();
-    if (first !== undefined) change(first);
-    const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
-    return () => {
-      const choice = picker.pick({ requestId: "r", request });
-      choice.decode.succeeded();
-      choice.prefill?.succeeded();
-    };
-  });
+const picking = (
+  name: string,
+  versions: readonly string[],
+  change: (first: PooledInstance) => void,
+) =>
+  choosing(
+    `endpoint picker: a choice, ${name}`,
+    "us per request",
+    versions,
+    ([prefill, decode]) => {
+      const settings = {
+        limits: { requestsPerDecode: 100 } as never,
+        fallbacks: 2,
+        unsplittable: "fail" as const,
+        disaggregateAbove: undefined,
+      };
+      const picker = new EndpointPicker({
+        fleet: {
+          pools: { prefill, decode },
+          prefillCosts: new PrefillCosts(),
+          ambient: { metrics: { count() {}, observe() {} } },
+        } as unknown as Fleet,
+        settings,
+      });
+      const [first] = prefill.list();
+      if (first !== undefined) change(first);
+      const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
+      return () => {
+        const choice = picker.pick({ requestId: "r", request });
+        choice.decode.succeeded();
+        choice.prefill?.succeeded();
+      };
+    },
+  );
 
 const TWO_VERSIONS = ["0.33.0", "0.32.0"];
 
 const quantities: Quantity[] = [
   ...Object.entries(STRATEGIES).map(([name, create]) => routing(name, create)),
   ...Object.entries(STRATEGIES).flatMap(([name, create]) => [
-    routingAfter("one instance cools down", (first) => first.begin().failed(unreachable), name, create),
+    routingAfter(
+      "one instance cools down",
+      (first) => first.begin().failed(unreachable),
+      name,
+      create,
+    ),
     routingAfter("one instance returns from ejection", bringBack, name, create),
     secondAttempt(name, create),
   ]),
@@ -354,13 +393,18 @@ const quantities: Quantity[] = [
   {
     name: "prefix index: memory",
     unit: "bytes per block",
-    ...{ sizeOf: "blocks", sizes: BLOCKS, exponent: 0, most: 64 },
+    sizeOf: "blocks",
+    sizes: BLOCKS,
+    exponent: 0,
+    most: 64,
     measure: (size) => heldBytes(size, () => filled(size, 0)),
   },
   {
     name: "prefix index: look-up of a prompt of 32 blocks",
     unit: "us per prompt",
-    ...{ sizeOf: "blocks", sizes: LOOKED_UP, exponent: 0 },
+    sizeOf: "blocks",
+    sizes: LOOKED_UP,
+    exponent: 0,
     measure(size) {
       const index = filled(size, 0);
       const prompts = Array.from({ length: 500 }, (_, at) =>
@@ -374,7 +418,9 @@ const quantities: Quantity[] = [
   {
     name: "prefix index: an event that stores 32 blocks and one that removes them",
     unit: "us per block",
-    ...{ sizeOf: "blocks", sizes: LOOKED_UP, exponent: 0 },
+    sizeOf: "blocks",
+    sizes: LOOKED_UP,
+    exponent: 0,
     measure(size) {
       const index = filled(size, 0);
       let prompt = size;
@@ -383,7 +429,13 @@ const quantities: Quantity[] = [
         const hashes = Array.from({ length: PROMPT_BLOCKS }, (_, at) => `0:${prompt}:${at}`);
         const tokens = promptOf(0, prompt).slice(0, -1);
         const group = { index: 0, needs: "all" } as const;
-        const steps = index.stored({ hashes, parent: undefined, tokens, blockSize: BLOCK_TOKENS, group });
+        const steps = index.stored({
+          hashes,
+          parent: undefined,
+          tokens,
+          blockSize: BLOCK_TOKENS,
+          group,
+        });
         while (steps.next().done !== true);
         const removing = index.removed({ hashes, group: 0 });
         while (removing.next().done !== true);

@@ -51,7 +51,11 @@ function withPair(
   of: PairWork,
 ): Quantity {
   return {
-    ...{ name, unit, sizeOf, sizes, exponent: 0 },
+    name,
+    unit,
+    sizeOf,
+    sizes,
+    exponent: 0,
     async measure(size) {
       const pair = await openPair(of.lengthBytes?.(size));
       const cost = await of.measure(pair, size);
@@ -73,7 +77,10 @@ async function once(items: number, work: () => Promise<unknown>): Promise<number
   return ((processorMs() - begunMs) * 1000) / items;
 }
 
-async function agents(count: number, use: (agents: readonly Agent[]) => Promise<number>): Promise<number> {
+async function agents(
+  count: number,
+  use: (agents: readonly Agent[]) => Promise<number>,
+): Promise<number> {
   const transport = nixlTransport();
   const opened: Agent[] = [];
   while (opened.length < count) opened.push(await transport.createAgent());
@@ -108,7 +115,10 @@ const quantities: Quantity[] = [
     {
       async measure({ near, far, memory }, size) {
         const table = scattered(memory, size);
-        const [local, remote] = [await near.prepareLocal(table), await near.prepareRemote(far.name, table)];
+        const [local, remote] = [
+          await near.prepareLocal(table),
+          await near.prepareRemote(far.name, table),
+        ];
         const ids = Int32Array.from({ length: size }, (_, at) => at);
         const read = () =>
           near.transfer({ operation: "READ", local, remote, localIds: ids, remoteIds: ids }).done;
@@ -121,10 +131,14 @@ const quantities: Quantity[] = [
     lengthBytes: () => 1 << 20,
     async measure({ near, far, memory }, size) {
       const table = scattered(memory, 1024);
-      const [local, remote] = [await near.prepareLocal(table), await near.prepareRemote(far.name, table)];
+      const [local, remote] = [
+        await near.prepareLocal(table),
+        await near.prepareRemote(far.name, table),
+      ];
       const read = (at: number) => {
         const ids = Int32Array.of(at & 1023);
-        return near.transfer({ operation: "READ", local, remote, localIds: ids, remoteIds: ids }).done;
+        return near.transfer({ operation: "READ", local, remote, localIds: ids, remoteIds: ids })
+          .done;
       };
       await read(0);
       return processorTimeOf("us", size, {
@@ -167,24 +181,34 @@ const quantities: Quantity[] = [
       return cost;
     },
   }),
-  withPair("close with regions, lists and notifications open", "us per region", "regions", THOUSANDS, {
-    lengthBytes: () => 4096,
-    async measure({ transport, near, far }, size) {
-      const memories = Array.from({ length: size }, () => transport.allocate(4096));
-      for (const memory of memories) {
-        await near.register(memory);
-        await near.prepareLocal(scattered(memory, 32));
-      }
-      for (let at = 0; at < size; at += 1) void near.notify(far.name, Buffer.from("left")).catch(() => {});
-      const cost = await once(size, () => near.close());
-      for (const memory of memories) memory.close();
-      return cost;
+  withPair(
+    "close with regions, lists and notifications open",
+    "us per region",
+    "regions",
+    THOUSANDS,
+    {
+      lengthBytes: () => 4096,
+      async measure({ transport, near, far }, size) {
+        const memories = Array.from({ length: size }, () => transport.allocate(4096));
+        for (const memory of memories) {
+          await near.register(memory);
+          await near.prepareLocal(scattered(memory, 32));
+        }
+        for (let at = 0; at < size; at += 1)
+          void near.notify(far.name, Buffer.from("left")).catch(() => {});
+        const cost = await once(size, () => near.close());
+        for (const memory of memories) memory.close();
+        return cost;
+      },
     },
-  }),
+  ),
   {
     name: "idle agents that peers can reach: processor time of all",
     unit: "% of a core",
-    ...{ sizeOf: "agents in a process", sizes: [1, 4, 16, 64], exponent: 1, most: 4 },
+    sizeOf: "agents in a process",
+    sizes: [1, 4, 16, 64],
+    exponent: 1,
+    most: 4,
     measure: (size) =>
       agents(size, async (opened) => {
         const memory = nixlTransport().allocate(4096);
@@ -201,7 +225,9 @@ const quantities: Quantity[] = [
   {
     name: "threads",
     unit: "threads per agent",
-    ...{ sizeOf: "agents in a process", sizes: [1, 4, 16, 64], exponent: 0 },
+    sizeOf: "agents in a process",
+    sizes: [1, 4, 16, 64],
+    exponent: 0,
     measure: async (size) => {
       const before = threads();
       return agents(size, async () => (threads() - before) / size);
@@ -210,13 +236,17 @@ const quantities: Quantity[] = [
   {
     name: "create an agent, and close it",
     unit: "ms per agent",
-    ...{ sizeOf: "agents in a process", sizes: [1, 4, 16, 64], exponent: 0 },
+    sizeOf: "agents in a process",
+    sizes: [1, 4, 16, 64],
+    exponent: 0,
     measure: async (size) => (await once(size, () => agents(size, async () => 0))) / 1000,
   },
   {
     name: "add a peer, and notify it",
     unit: "us per peer",
-    ...{ sizeOf: "peers of an agent", sizes: [2, 8, 32, 128, 512], exponent: 0 },
+    sizeOf: "peers of an agent",
+    sizes: [2, 8, 32, 128, 512],
+    exponent: 0,
     measure: (size) =>
       agents(size + 1, async ([own, ...peers]) => {
         const all = await Promise.all(peers.map((peer) => peer.localMetadata()));

@@ -1,5 +1,10 @@
 import { fileURLToPath } from "node:url";
-import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  planRequest,
+  type RankGeometry,
+} from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { runKvPlan } from "../../../../packages/kv-plan/src/run.js";
 import { BLOCK_SIZE, idsOf, type ORDERS, type RanksOptions, ranksOf } from "../../ranks.js";
@@ -16,7 +21,10 @@ const PROOF_SECONDS = 5;
 type Shape = Omit<RanksOptions, "numKvHeads">;
 const ranks = (shape: Shape) => ranksOf({ numKvHeads: KV_HEADS, ...shape });
 
-/** The plan of one local rank that exchanges with all of the remotes. Tables are built at first use, which is in the handshake. */
+/**
+ * The plan of one local rank that exchanges with all of the remotes. Tables are built at first use,
+ * which is in the handshake.
+ */
 function build(
   local: RankGeometry | undefined,
   remotes: readonly RankGeometry[],
@@ -25,7 +33,8 @@ function build(
   if (local === undefined) throw new Error("no local rank");
   const kinds = Array.from({ length: groups }, () => "full" as const);
   const plan = buildEngineTransferPlan({ local, remotes, numKvHeads: KV_HEADS, groups: kinds });
-  for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
+  for (const source of plan.sources)
+    void (source.localTable.rows.length + source.remoteTable.rows.length);
   return plan;
 }
 
@@ -37,14 +46,21 @@ function plansOfAllRanks(shape: Shape): EngineTransferPlan[] {
 
 function planTime(
   name: string,
-  given: { sizeOf: string; sizes: readonly number[]; perItem: string; items?: (size: number) => number },
+  given: {
+    sizeOf: string;
+    sizes: readonly number[];
+    perItem: string;
+    items?: (size: number) => number;
+  },
   shapesOf: (size: number) => { local: Shape; remote: Shape; sources?: number },
 ): Quantity {
   const { sizeOf, sizes, perItem, items = () => 1 } = given;
   return {
     name,
     unit: `us per ${perItem}`,
-    ...{ sizeOf, sizes, exponent: 0 },
+    sizeOf,
+    sizes,
+    exponent: 0,
     measure(size) {
       const { local, remote, sources } = shapesOf(size);
       const [locals, remotes] = [ranks(local), ranks(remote).slice(0, sources)];
@@ -58,12 +74,18 @@ function requestTime(order: (typeof ORDERS)[number]): Quantity {
   return {
     name: `request, blocks in ${order === "one run" ? order : "no runs"}, 8 regions`,
     unit: "ns per block",
-    ...{ sizeOf: "blocks", sizes: [100, 1000, 10_000, 100_000], exponent: 0 },
+    sizeOf: "blocks",
+    sizes: [100, 1000, 10_000, 100_000],
+    exponent: 0,
     measure(size) {
       const shape = { regions: 8, numBlocks: 2 * size + 16 };
       const plan = build(ranks(shape)[0], ranks(shape));
       const ids = (from: number) => [idsOf(size, order, from)];
-      const blocks = { localBlockIds: ids(1), remoteBlockIds: ids(3), numTokens: size * BLOCK_SIZE };
+      const blocks = {
+        localBlockIds: ids(1),
+        remoteBlockIds: ids(3),
+        numTokens: size * BLOCK_SIZE,
+      };
       return processorTime("ns", size, () =>
         planRequest(plan, blocks).reads.map(({ descriptors }) => descriptors),
       );
@@ -143,9 +165,13 @@ export const plan: Group = {
       { sizeOf: "ranks on both sides, 32 layers", sizes: TP, exponent: 1 },
       (size) => ({ tpSize: size }),
     ),
-    proofTime("proof of one rank, by layers", { sizeOf: "layers", sizes: LAYERS, exponent: 1 }, (size) => ({
-      regions: size,
-    })),
+    proofTime(
+      "proof of one rank, by layers",
+      { sizeOf: "layers", sizes: LAYERS, exponent: 1 },
+      (size) => ({
+        regions: size,
+      }),
+    ),
     proofTime(
       "proof of one rank, by blocks",
       { sizeOf: "blocks, 32 layers", sizes: BLOCKS, exponent: 0 },
@@ -154,7 +180,10 @@ export const plan: Group = {
     {
       name: "kv-plan: Llama 3.1 70B, plan, proof and report",
       unit: "s",
-      ...{ sizeOf: "ranks on both sides", sizes: TP, exponent: 1, most: PROOF_SECONDS },
+      sizeOf: "ranks on both sides",
+      sizes: TP,
+      exponent: 1,
+      most: PROOF_SECONDS,
       measure: (size) =>
         processorTime("s", 1, async () => {
           let errors = "";

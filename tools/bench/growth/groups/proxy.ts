@@ -21,14 +21,14 @@ const PREFILLED = JSON.stringify({
   choices: [{ index: 0, text: "x", finish_reason: "length" }],
   usage: { prompt_tokens: 10, completion_tokens: 1 },
   kv_transfer_params: {
-    ...{ do_remote_prefill: true, do_remote_decode: false, remote_block_ids: [[1, 2]] },
-    ...{
-      remote_engine_id: "e",
-      remote_request_id: "r",
-      remote_host: "127.0.0.1",
-      remote_port: 5600,
-      tp_size: 1,
-    },
+    do_remote_prefill: true,
+    do_remote_decode: false,
+    remote_block_ids: [[1, 2]],
+    remote_engine_id: "e",
+    remote_request_id: "r",
+    remote_host: "127.0.0.1",
+    remote_port: 5600,
+    tp_size: 1,
   },
 });
 const NONE: ReadonlySet<never> = new Set();
@@ -44,7 +44,10 @@ interface Running {
   close(): Promise<void>;
 }
 
-/** A proxy, its two servers and its clients in this process: their cost is in what is measured, and is the same at each size. */
+/**
+ * A proxy, its two servers and its clients in this process: their cost is in what is measured, and
+ * is the same at each size.
+ */
 async function open(): Promise<Running> {
   const [p, d] = [
     await serve((response) => response.end(PREFILLED), "application/json"),
@@ -111,16 +114,23 @@ function stream(response: ServerResponse): void {
 async function ask({ url, agent }: Running, prompt: string): Promise<void> {
   const body = JSON.stringify({ prompt, stream: true });
   const { statusCode, body: answer } = await agent.request({
-    ...{ origin: url, path: "/v1/completions", method: "POST", body },
+    origin: url,
+    path: "/v1/completions",
+    method: "POST",
+    body,
     headers: { "content-type": "application/json" },
   });
   const text = await answer.text();
-  if (statusCode !== 200) throw new Error(`the proxy answered ${statusCode}: ${text.slice(0, 500)}`);
+  if (statusCode !== 200)
+    throw new Error(`the proxy answered ${statusCode}: ${text.slice(0, 500)}`);
 }
 
 const REQUEST = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
 
-/** All that keeps something of a request after its end, after so many requests with prompts of their own. */
+/**
+ * All that keeps something of a request after its end, after so many requests with prompts of their
+ * own.
+ */
 function recorded(requests: number) {
   const clock = systemClock();
   const [prefillers, decoders] = (["prefill", "decode"] as const).map(
@@ -136,11 +146,18 @@ function recorded(requests: number) {
   ) as [InstancePool, InstancePool];
   const metrics = new PrometheusMetrics([prefillers, decoders]);
   const signals = new AutoscalingSignals({
-    ...{ prefillers, decoders, pairing: undefined, clock },
+    prefillers,
+    decoders,
+    pairing: undefined,
+    clock,
     costs: new PrefillCosts(),
     metrics: { count() {}, observe() {} },
   });
-  const [history, counts, costs] = [new RequestHistory(clock), new RequestCounts(), new PrefillCosts()];
+  const [history, counts, costs] = [
+    new RequestHistory(clock),
+    new RequestCounts(),
+    new PrefillCosts(),
+  ];
   const usage = { prompt_tokens: 100, prompt_tokens_details: { cached_tokens: 10 } };
   const endpoint = "/v1/completions";
   for (let at = 0; at < requests; at += 1) {
@@ -182,10 +199,13 @@ const quantities: Quantity[] = [
   {
     name: "a request among others that run at the same time",
     unit: "us per request",
-    ...{ sizeOf: "requests at once", sizes: [16, 64, 256, 1024, 4096], exponent: 0 },
+    sizeOf: "requests at once",
+    sizes: [16, 64, 256, 1024, 4096],
+    exponent: 0,
     measure: (size) =>
       withProxy(async (running) => {
-        const all = () => Promise.all(Array.from({ length: size }, (_, at) => ask(running, `prompt ${at}`)));
+        const all = () =>
+          Promise.all(Array.from({ length: size }, (_, at) => ask(running, `prompt ${at}`)));
         // The connections are made.
         await all();
         return once(size, all);
@@ -194,7 +214,9 @@ const quantities: Quantity[] = [
   {
     name: "a body, per KiB",
     unit: "us per KiB",
-    ...{ sizeOf: "KiB of body", sizes: [1, 16, 256, 4096, 15_000], exponent: 0 },
+    sizeOf: "KiB of body",
+    sizes: [1, 16, 256, 4096, 15_000],
+    exponent: 0,
     measure: (size) =>
       withProxy((running) => {
         const prompt = "a word ".repeat(Math.floor((size * 1024) / 7) - 4);
@@ -204,7 +226,9 @@ const quantities: Quantity[] = [
   {
     name: "a streamed answer",
     unit: "us per chunk",
-    ...{ sizeOf: "chunks", sizes: [10, 100, 1000, 10_000], exponent: 0 },
+    sizeOf: "chunks",
+    sizes: [10, 100, 1000, 10_000],
+    exponent: 0,
     measure: (size) =>
       withProxy(async (running) => {
         chunks = size;
@@ -216,19 +240,25 @@ const quantities: Quantity[] = [
   {
     name: "memory that a request leaves behind when it has ended",
     unit: "bytes per request",
-    ...{ sizeOf: "requests", sizes: [1000, 4000, 16_000, 64_000], exponent: -0.5 },
+    sizeOf: "requests",
+    sizes: [1000, 4000, 16_000, 64_000],
+    exponent: -0.5,
     measure: (size) =>
       withProxy((running) =>
         heldBytes(size, async () => {
           for (let at = 0; at < size; at += 50)
-            await Promise.all(Array.from({ length: 50 }, (_, one) => ask(running, `prompt ${at + one}`)));
+            await Promise.all(
+              Array.from({ length: 50 }, (_, one) => ask(running, `prompt ${at + one}`)),
+            );
         }),
       ),
   },
   {
     name: "memory that a request leaves behind in routing, metrics, signals and history, without HTTP",
     unit: "bytes per request",
-    ...{ sizeOf: "requests", sizes: [16_000, 64_000, 256_000, 1_000_000], exponent: -0.5 },
+    sizeOf: "requests",
+    sizes: [16_000, 64_000, 256_000, 1_000_000],
+    exponent: -0.5,
     measure: (size) => heldBytes(size, () => recorded(size)),
   },
 ];

@@ -16,11 +16,27 @@ function open(capacityTokens: number) {
   const transport = memoryTransport({ network: memoryNetwork(), host: "engine" });
   const model = simulatedModel({
     clock: systemClock(),
-    ...{ layers: 2, kvHeads: 2, headDim: 8, vocabSize: 1000, maxModelLen: 16_384, forwardMsPer512Tokens: 0 },
+    layers: 2,
+    kvHeads: 2,
+    headDim: 8,
+    vocabSize: 1000,
+    maxModelLen: 16_384,
+    forwardMsPer512Tokens: 0,
   });
   const numBlocks = Math.ceil(capacityTokens / BLOCK_SIZE) + 1;
-  const pool = new KvPool({ transport, geometry: model.config, numBlocks, blockSize: BLOCK_SIZE, tp: 1 });
-  const engine = new Engine({ model, pool, blocks: new BlockPool({ numBlocks }), maxNumSeqs: 1024 });
+  const pool = new KvPool({
+    transport,
+    geometry: model.config,
+    numBlocks,
+    blockSize: BLOCK_SIZE,
+    tp: 1,
+  });
+  const engine = new Engine({
+    model,
+    pool,
+    blocks: new BlockPool({ numBlocks }),
+    maxNumSeqs: 1024,
+  });
   return { engine, transport };
 }
 
@@ -29,7 +45,11 @@ async function runAll(engine: Engine, count: number, promptTokens: number): Prom
   const requests = Array.from({ length: count }, () => {
     const number = made++;
     const tokens = Array.from({ length: promptTokens }, (_, i) => (number * 7919 + i * 31) % 1000);
-    return engine.submit({ requestId: `r-${number}`, promptTokens: tokens, maxTokens: OUTPUT_TOKENS });
+    return engine.submit({
+      requestId: `r-${number}`,
+      promptTokens: tokens,
+      maxTokens: OUTPUT_TOKENS,
+    });
   });
   await Promise.all(requests.map(({ done }) => done));
 }
@@ -52,13 +72,17 @@ export const referenceEngine: Group = {
     {
       name: `requests at once, prompts of 100 tokens, ${OUTPUT_TOKENS} tokens of output`,
       unit: "us per request",
-      ...{ sizeOf: "requests", sizes: [1, 4, 16, 64, 256], exponent: 0 },
+      sizeOf: "requests",
+      sizes: [1, 4, 16, 64, 256],
+      exponent: 0,
       measure: (size) => measure(size, 100, size),
     },
     {
       name: `one request, ${OUTPUT_TOKENS} tokens of output`,
       unit: "us per token of the prompt",
-      ...{ sizeOf: "tokens of the prompt", sizes: [125, 500, 2000, 8000], exponent: 0 },
+      sizeOf: "tokens of the prompt",
+      sizes: [125, 500, 2000, 8000],
+      exponent: 0,
       measure: (size) => measure(1, size, size),
     },
   ],

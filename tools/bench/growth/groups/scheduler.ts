@@ -1,4 +1,9 @@
-import type { ConnectorModule, KvTransferParams, SchedulerConnector, WorkerOutput } from "@kv/interface";
+import type {
+  ConnectorModule,
+  KvTransferParams,
+  SchedulerConnector,
+  WorkerOutput,
+} from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { memoryNetwork } from "@kv/transport-memory";
@@ -7,7 +12,10 @@ import type { Group, Quantity } from "../quantity.js";
 import { BLOCK_IDS, memoryEngine, request } from "./memory-engine.js";
 import { tables } from "./tables.js";
 
-const CONNECTORS: Readonly<Record<string, ConnectorModule>> = { pull: pullConnector, push: pushConnector };
+const CONNECTORS: Readonly<Record<string, ConnectorModule>> = {
+  pull: pullConnector,
+  push: pushConnector,
+};
 const SIZES = [100, 1000, 10_000, 100_000] as const;
 /** Fewer requests need less than the heap grows and shrinks for other reasons. */
 const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
@@ -31,7 +39,9 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}, ${side}: step in which one request comes and one ends`,
       unit: "us per step",
-      ...{ sizeOf: sizeOf[side], sizes: SIZES, exponent: 0 },
+      sizeOf: sizeOf[side],
+      sizes: SIZES,
+      exponent: 0,
       measure: (size) =>
         withRequests(open[side], size, (held) =>
           processorTime("us", 1, () => {
@@ -44,14 +54,20 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}, ${side}: step in which nothing changes`,
       unit: "us per step",
-      ...{ sizeOf: sizeOf[side], sizes: SIZES, exponent: 0 },
+      sizeOf: sizeOf[side],
+      sizes: SIZES,
+      exponent: 0,
       measure: (size) =>
-        withRequests(open[side], size, (held) => processorTime("us", 1, () => step(held.scheduler))),
+        withRequests(open[side], size, (held) =>
+          processorTime("us", 1, () => step(held.scheduler)),
+        ),
     },
     {
       name: `${name}, ${side}: memory`,
       unit: "bytes per request",
-      ...{ sizeOf: sizeOf[side], sizes: MEMORY_SIZES, exponent: 0 },
+      sizeOf: sizeOf[side],
+      sizes: MEMORY_SIZES,
+      exponent: 0,
       async measure(size) {
         const held = await open[side]();
         const bytes = await heldBytes(size, () => fill(held, size));
@@ -138,7 +154,13 @@ async function prefillSide(connector: ConnectorModule): Promise<Side> {
 }
 
 function output(given: Partial<WorkerOutput>): WorkerOutput {
-  return { finishedSending: [], finishedReceiving: [], failedReceiving: [], failedBlockIds: [], ...given };
+  return {
+    finishedSending: [],
+    finishedReceiving: [],
+    failedReceiving: [],
+    failedBlockIds: [],
+    ...given,
+  };
 }
 
 export const scheduler: Group = {

@@ -22,12 +22,17 @@ interface Table {
   close(): void;
 }
 
-/** In each turn an entry comes, and the oldest goes, of `size`. `filled`: as many times as many have come before. */
+/**
+ * In each turn an entry comes, and the oldest goes, of `size`. `filled`: as many times as many have
+ * come before.
+ */
 function turns(name: string, sizeOf: string, open: (size: number) => Table, filled = 1): Quantity {
   return {
     name,
     unit: "us per turn",
-    ...{ sizeOf, sizes: SIZES, exponent: 0 },
+    sizeOf,
+    sizes: SIZES,
+    exponent: 0,
     async measure(size) {
       const table = open(size);
       for (let i = 0; i < filled * size; i++) table.come(i);
@@ -76,7 +81,10 @@ function engine(number: number) {
   return { engineId: `p-${number}`, host: "p", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 };
 }
 
-/** What is remembered for a time; here the time passes with the turns, so that as many are remembered as the table has. */
+/**
+ * What is remembered for a time; here the time passes with the turns, so that as many are
+ * remembered as the table has.
+ */
 function remembered(
   open: (options: { clock: Clock; rememberMs: number }) => { add(id: string): void; close(): void },
 ): (size: number) => Table {
@@ -137,7 +145,8 @@ function matching(): Table {
         promptBlockIds: [[1, 2, 3]],
         expiresAtMs: 0,
       });
-      if (matcher.takeFor(request).length !== 1) throw new Error(`${requestId} has no registration`);
+      if (matcher.takeFor(request).length !== 1)
+        throw new Error(`${requestId} has no registration`);
       requests.end(request);
     },
     close: () => void matcher.takeAll(),

@@ -16,7 +16,8 @@ interface Fleet {
 async function fleet(connector: ConnectorModule, numPrefills: number): Promise<Fleet> {
   const network = memoryNetwork();
   const prefills: MemoryEngine[] = [];
-  for (let i = 0; i < numPrefills; i++) prefills.push(await memoryEngine(network, `p${i}`, connector));
+  for (let i = 0; i < numPrefills; i++)
+    prefills.push(await memoryEngine(network, `p${i}`, connector));
   const decode = await memoryEngine(network, "d", connector);
   return {
     decode,
@@ -52,7 +53,10 @@ function step({ scheduler, worker }: MemoryEngine): number {
 }
 
 /** D receives all requests at once. Ends when each is received and no P holds a lease any more. */
-async function receiveAll({ decode, prefills }: Fleet, requests: readonly ConnectorRequest[]): Promise<void> {
+async function receiveAll(
+  { decode, prefills }: Fleet,
+  requests: readonly ConnectorRequest[],
+): Promise<void> {
   for (const request of requests) {
     const { tokens } = decode.scheduler.matchedTokens(request, 0);
     decode.scheduler.afterAllocation(request, BLOCK_IDS, tokens);
@@ -71,7 +75,8 @@ async function receiveAll({ decode, prefills }: Fleet, requests: readonly Connec
 }
 
 const received = {
-  run: ({ made, requests }: { made: Fleet; requests: ConnectorRequest[] }) => receiveAll(made, requests),
+  run: ({ made, requests }: { made: Fleet; requests: ConnectorRequest[] }) =>
+    receiveAll(made, requests),
   finish: ({ made }: { made: Fleet }) => made.close(),
 };
 
@@ -80,7 +85,9 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}: requests that are received at once, from one P`,
       unit: "us per request",
-      ...{ sizeOf: "requests", sizes: [10, 100, 1000, 10_000], exponent: 0 },
+      sizeOf: "requests",
+      sizes: [10, 100, 1000, 10_000],
+      exponent: 0,
       measure: (size) =>
         processorTimeOf("us", size, {
           async prepare() {
@@ -94,7 +101,9 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}: the first request from each P, with the handshake`,
       unit: "us per P",
-      ...{ sizeOf: "P's", sizes: [4, 16, 64, 256, 1024], exponent: 0 },
+      sizeOf: "P's",
+      sizes: [4, 16, 64, 256, 1024],
+      exponent: 0,
       measure: (size) =>
         processorTimeOf("us", size, {
           async prepare() {
@@ -107,7 +116,9 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}: memory that a P takes at D and in itself`,
       unit: "bytes per P",
-      ...{ sizeOf: "P's", sizes: [16, 64, 256, 1024], exponent: 0 },
+      sizeOf: "P's",
+      sizes: [16, 64, 256, 1024],
+      exponent: 0,
       measure: (size) =>
         heldBytes(
           size,

@@ -11,7 +11,13 @@ const WAYS = {
 type Way = keyof typeof WAYS;
 
 /** As `vllm bench serve --dataset-name sonnet` asks. Times in ms. */
-const LOAD = { requests: 200, tokens: 550, outputTokens: 150, hopMs: 0.1, linkBytesPerMs: 12.5e6 } as const;
+const LOAD = {
+  requests: 200,
+  tokens: 550,
+  outputTokens: 150,
+  hopMs: 0.1,
+  linkBytesPerMs: 12.5e6,
+} as const;
 /** From one request to the next: 12.5 and 6.25 a second. */
 const EVERY_MS = [80, 160] as const;
 /** D's step with a batch of such requests. */
@@ -26,8 +32,9 @@ export interface Measured {
 }
 
 /**
- * P and D as loops of steps: vLLM posts a transfer within a step of the engine that moves the bytes, so a post delays all that the step computes.
- * P computes one prompt a step; D computes a token of each running request a step. Returns medians.
+ * P and D as loops of steps: vLLM posts a transfer within a step of the engine that moves the
+ * bytes, so a post delays all that the step computes. P computes one prompt a step; D computes a
+ * token of each running request a step. Returns medians.
  */
 export function decodePath(way: Way, postMs: number, everyMs: number, stepMs = STEP_MS): Measured {
   const { reads, inStep } = WAYS[way];
@@ -91,7 +98,10 @@ function decodePathTable(): string {
     });
     return `| ${way} | ${postMs} ms | ${cells.join(" | ")} |`;
   });
-  const rates = EVERY_MS.map((ms) => 1000 / ms).flatMap((rate) => [`TTFT at ${rate}/s`, `TPOT at ${rate}/s`]);
+  const rates = EVERY_MS.map((ms) => 1000 / ms).flatMap((rate) => [
+    `TTFT at ${rate}/s`,
+    `TPOT at ${rate}/s`,
+  ]);
   return [
     `| way | a post | ${rates.join(" | ")} |`,
     "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -43,7 +43,11 @@ export async function delayedLink(
     };
     from.on("data", (chunk: Buffer) => {
       const text = chunk.toString("latin1");
-      const begins = text.startsWith("POST ") ? "request" : text.startsWith("HTTP/1") ? "answer" : undefined;
+      const begins = text.startsWith("POST ")
+        ? "request"
+        : text.startsWith("HTTP/1")
+          ? "answer"
+          : undefined;
       later({ begins, tokens: text.split("data: {").length - 1 }, () => {
         if (!to.destroyed) to.write(chunk);
       });

@@ -108,7 +108,10 @@ ${compared.map((one) => `| ${nameOf(one.point)} | ${one.way} | ${one.realMs.toFi
 `;
 }
 
-/** The rows of the report: each point of the sweep, and each of the simulation against the processes. */
+/**
+ * The rows of the report: each point of the sweep, and each of the simulation against the
+ * processes.
+ */
 export function linkRows(swept: readonly Swept[], compared: readonly Compared[]): readonly Row[] {
   const rows = swept.map((each) => {
     const { linkGbits, hopMs, hitsAt, point, ttftMs } = each;
@@ -175,7 +178,9 @@ function thresholds(swept: readonly Swept[]): string {
       const groups = new Map<string, { count: number; links: Set<number>; hops: Set<number> }>();
       for (const { point, hitsAt, linkGbits, hopMs } of having) {
         const hit =
-          point.hitPercent === 0 ? "" : `, ${point.hitPercent} % at ${hitsAt === "decode" ? "D" : "P"}`;
+          point.hitPercent === 0
+            ? ""
+            : `, ${point.hitPercent} % at ${hitsAt === "decode" ? "D" : "P"}`;
         const name = `${point.inputTokens} tokens${hit}${point.pool === "fragmented" ? ", fragmented" : ""}, ${point.atOnce} at once`;
         const group = groups.get(name) ?? { count: 0, links: new Set(), hops: new Set() };
         group.count += 1;

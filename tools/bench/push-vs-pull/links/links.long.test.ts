@@ -9,7 +9,13 @@ import { Processors } from "./processors.js";
 import { MODEL, worldOf } from "./sweep.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
 
-const POINT: Point = { inputTokens: 1024, outputTokens: 2, atOnce: 1, hitPercent: 0, pool: "contiguous" };
+const POINT: Point = {
+  inputTokens: 1024,
+  outputTokens: 2,
+  atOnce: 1,
+  hitPercent: 0,
+  pool: "contiguous",
+};
 const AT_ONCE = { ...POINT, atOnce: 8 };
 
 /** TTFT of each way at a point. */
@@ -70,7 +76,10 @@ test("what requests take of the cores is part of their times", async () => {
   const noTokens = { main: none, beside: none };
   const costs = { requestMs: { main: each, beside: none }, tokenMs: noTokens };
   const besides = { requestMs: { main: none, beside: each }, tokenMs: noTokens };
-  const deployment = await openVirtualDeployment("pull", "contiguous", { ...worldOf(25, 0), cores: 2 });
+  const deployment = await openVirtualDeployment("pull", "contiguous", {
+    ...worldOf(25, 0),
+    cores: 2,
+  });
   try {
     const free = await deployment.ttftMs(POINT);
     // A half of P's is hidden by its pass.
@@ -88,15 +97,16 @@ test("what requests take of the cores is part of their times", async () => {
 
 test("first-contact.md 9: a long post in D's step delays each token of pull, and of nothing else; the page has the figures", () => {
   const { contiguous, fragmented } = POST_MS;
-  const tpot = (way: Parameters<typeof decodePath>[0], postMs: number) => decodePath(way, postMs, 160).tpotMs;
+  const tpot = (way: Parameters<typeof decodePath>[0], postMs: number) =>
+    decodePath(way, postMs, 160).tpotMs;
   expect(tpot("pull, posts in D's step", fragmented) / STEP_MS).toBeGreaterThan(1.3);
   expect(tpot("pull, posts in D's step", contiguous) / STEP_MS).toBeLessThan(1.05);
   for (const way of ["push, posts in P's step", "pull, posts on a thread of their own"] as const)
     expect(tpot(way, fragmented)).toBeCloseTo(STEP_MS);
   const ttft = (postMs: number) => decodePath("push, posts in P's step", postMs, 160).ttftMs;
-  expect(decodePath("pull, posts in D's step", fragmented, 160).ttftMs / ttft(contiguous)).toBeGreaterThan(
-    1.8,
-  );
+  expect(
+    decodePath("pull, posts in D's step", fragmented, 160).ttftMs / ttft(contiguous),
+  ).toBeGreaterThan(1.8);
   const page = new URL("../../../../docs/bench/push-vs-pull-links.md", import.meta.url);
   expect(readFileSync(page, "utf8")).toContain(decodePathSection());
 });

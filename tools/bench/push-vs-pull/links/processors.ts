@@ -3,7 +3,10 @@ import type { ProcessTimes } from "../ways.js";
 
 type Process = keyof ProcessTimes;
 
-/** The cores of a host that all processes share. A process's JavaScript runs on one core at a time, and work waits in the order in which it comes. */
+/**
+ * The cores of a host that all processes share. A process's JavaScript runs on one core at a time,
+ * and work waits in the order in which it comes.
+ */
 export class Processors {
   readonly #clock: Clock;
   readonly #coresFreeAtMs: number[];
@@ -14,7 +17,10 @@ export class Processors {
     this.#coresFreeAtMs = Array.from({ length: cores }, () => 0);
   }
 
-  /** In how many milliseconds work of `workMs` on a process's JavaScript thread is done that begins now. */
+  /**
+   * In how many milliseconds work of `workMs` on a process's JavaScript thread is done that begins
+   * now.
+   */
   doneInMs(process: Process, workMs: number): number {
     const nowMs = this.#clock.now();
     const readyAtMs = Math.max(nowMs, this.#processFreeAtMs.get(process) ?? 0);
@@ -23,12 +29,17 @@ export class Processors {
     return endMs - nowMs;
   }
 
-  /** Resolves when the process has done the work. `besideMs`: what its other threads do meanwhile, for which it does not wait; they are first in the queue. */
+  /**
+   * Resolves when the process has done the work. `besideMs`: what its other threads do meanwhile,
+   * for which it does not wait; they are first in the queue.
+   */
   async work(process: Process, workMs: number, besideMs: number): Promise<void> {
     this.beside(besideMs);
     const waitMs = workMs > 0 ? this.doneInMs(process, workMs) : 0;
     if (waitMs > 0)
-      await new Promise<void>((resolve) => void this.#clock.setTimer(resolve, waitMs, { ref: true }));
+      await new Promise<void>(
+        (resolve) => void this.#clock.setTimer(resolve, waitMs, { ref: true }),
+      );
   }
 
   /** Other threads take a core for this time. */
@@ -39,7 +50,8 @@ export class Processors {
   /** When work ends that is ready then. */
   #occupy(readyAtMs: number, workMs: number): number {
     const cores = this.#coresFreeAtMs;
-    // The core that is free just before; one that is free for longer is left to processes that are ready now.
+    // The core that is free just before; one that is free for longer is left to processes that are
+    // ready now.
     const free = cores.filter((atMs) => atMs <= readyAtMs);
     const freeAtMs = free.length > 0 ? Math.max(...free) : Math.min(...cores);
     const core = cores.indexOf(freeAtMs);

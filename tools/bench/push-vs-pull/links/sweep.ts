@@ -2,7 +2,10 @@ import { WAYS, type Way } from "../ways.js";
 import type { Point } from "../workload.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
 
-/** A model of 8 billion parameters in bfloat16 (32 layers, 8 KV heads of 128) on one GPU that computes 20,000 prompt tokens a second. */
+/**
+ * A model of 8 billion parameters in bfloat16 (32 layers, 8 KV heads of 128) on one GPU that
+ * computes 20,000 prompt tokens a second.
+ */
 export const MODEL = { forwardMsPer512Tokens: 25.6, layers: 32, kvBytesPerToken: 131_072 } as const;
 /** A network adapter handles about five million work requests a second. */
 const RANGE_MS = 0.0002;
@@ -26,7 +29,13 @@ interface Case {
   readonly points: readonly Point[];
 }
 
-const base: Point = { inputTokens: 1024, outputTokens: 4, atOnce: 1, hitPercent: 0, pool: "contiguous" };
+const base: Point = {
+  inputTokens: 1024,
+  outputTokens: 4,
+  atOnce: 1,
+  hitPercent: 0,
+  pool: "contiguous",
+};
 const hits = [50, 100] as const;
 /** The points of each link and hop. */
 const CASES: readonly Case[] = [
@@ -42,7 +51,9 @@ const CASES: readonly Case[] = [
   {
     hitsAt: "prefill",
     pool: "contiguous",
-    points: hits.flatMap((hitPercent) => [1, 16].map((atOnce) => ({ ...base, hitPercent, atOnce }))),
+    points: hits.flatMap((hitPercent) =>
+      [1, 16].map((atOnce) => ({ ...base, hitPercent, atOnce })),
+    ),
   },
   {
     hitsAt: "decode",
@@ -78,7 +89,9 @@ async function sweepCase({
 }: Case & Pick<Swept, "linkGbits" | "hopMs">): Promise<readonly Swept[]> {
   const times = points.map((): Partial<Record<Way, number>> => ({}));
   for (const way of WAYS) {
-    const deployment = await openVirtualDeployment(way, pool, worldOf(linkGbits, hopMs), { hitsAt });
+    const deployment = await openVirtualDeployment(way, pool, worldOf(linkGbits, hopMs), {
+      hitsAt,
+    });
     try {
       for (const [i, point] of points.entries()) {
         const ofPoint = times[i];
@@ -89,7 +102,10 @@ async function sweepCase({
     }
   }
   return points.map((point, i) => ({
-    ...{ linkGbits, hopMs, hitsAt, point },
+    linkGbits,
+    hopMs,
+    hitsAt,
+    point,
     ttftMs: times[i] as Record<Way, number>,
   }));
 }

@@ -32,15 +32,20 @@ interface MeasuredPoint {
 }
 
 /**
- * Simulates the points that docs/bench/push-vs-pull.md has, with what was measured there besides the times of pull and push: the bandwidth in its bounds, the time
- * of a hop, and the processor time of a request in each process.
+ * Simulates the points that docs/bench/push-vs-pull.md has, with what was measured there besides
+ * the times of pull and push: the bandwidth in its bounds, the time of a hop, and the processor
+ * time of a request in each process.
  */
 export async function validate(): Promise<readonly Compared[]> {
   const lines = (await readFile(MEASURED, "utf8")).split("\n");
   const measured = measuredPoints(lines);
-  const hopMs = Number.parseFloat(lines.find((line) => line.startsWith(HOP))?.slice(HOP.length) ?? "");
+  const hopMs = Number.parseFloat(
+    lines.find((line) => line.startsWith(HOP))?.slice(HOP.length) ?? "",
+  );
   if (Number.isNaN(hopMs))
-    throw new Error("docs/bench/push-vs-pull.md has no time of a hop: run the benchmark push-vs-pull");
+    throw new Error(
+      "docs/bench/push-vs-pull.md has no time of a hop: run the benchmark push-vs-pull",
+    );
   const compared: Compared[] = [];
   for (const pool of ["contiguous", "fragmented"] as const) {
     const ofPool = measured.filter(({ point }) => point.pool === pool);
@@ -107,7 +112,10 @@ function costsIn(lines: readonly string[], name: string): ProcessorCosts {
   return { requestMs: from(0), tokenMs: from(PROCESSES.length) };
 }
 
-function find(points: readonly MeasuredPoint[], is: (one: MeasuredPoint) => boolean): MeasuredPoint {
+function find(
+  points: readonly MeasuredPoint[],
+  is: (one: MeasuredPoint) => boolean,
+): MeasuredPoint {
   const found = points.find(is);
   if (found === undefined)
     throw new Error("docs/bench/push-vs-pull.md lacks a point that the parameters come from");

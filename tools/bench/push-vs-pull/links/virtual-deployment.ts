@@ -15,7 +15,13 @@ import {
 import { startInstance } from "../../../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../../../apps/demo/src/instance/instance-config.js";
 import { median } from "../../report.js";
-import { clusterOf, type ProcessorCosts, type ProcessTimes, type ThreadTimes, type Way } from "../ways.js";
+import {
+  clusterOf,
+  type ProcessorCosts,
+  type ProcessTimes,
+  type ThreadTimes,
+  type Way,
+} from "../ways.js";
 import { cachedTokens, type Point, promptMaker } from "../workload.js";
 import { delayedLink, type Message } from "./delayed-link.js";
 import { Processors } from "./processors.js";
@@ -24,7 +30,10 @@ import { Processors } from "./processors.js";
 export interface World {
   /** Bytes that the link between P and D carries in a millisecond, in each direction. */
   readonly linkBytesPerMs: number;
-  /** Time of a message between two processes: of HTTP, a notification or a question on the side channel; and until a transfer begins. */
+  /**
+   * Time of a message between two processes: of HTTP, a notification or a question on the side
+   * channel; and until a transfer begins.
+   */
   readonly hopMs: number;
   /** Time that each byte range of a transfer adds. */
   readonly rangeMs: number;
@@ -47,9 +56,14 @@ const STEP_MS = 0.5;
 /** A request that takes longer in virtual time has failed. */
 const LIMIT_MS = 600_000;
 
-/** The proxy, P and D of the demo in this process, over the embedded transport, on a virtual clock. */
+/**
+ * The proxy, P and D of the demo in this process, over the embedded transport, on a virtual clock.
+ */
 export interface VirtualDeployment {
-  /** Sends a point's requests at once. `costs`: what a request takes of the cores. Returns the median time to the first token. Errors: those of the requests. */
+  /**
+   * Sends a point's requests at once. `costs`: what a request takes of the cores. Returns the
+   * median time to the first token. Errors: those of the requests.
+   */
   ttftMs(point: Point, costs?: ProcessorCosts): Promise<number>;
   /** Sends one request. It ends only while `settled` waits. Errors: those of the request. */
   send(prompt: readonly number[], maxTokens: number): Promise<Sent>;
@@ -87,17 +101,24 @@ export interface VirtualDeploymentOptions {
   readonly decodeStepMs?: number | undefined;
   /** Called with the proxy's record of each request. */
   readonly requestDone?: ((fields: LogFields) => void) | undefined;
-  /** The instance that has the part `hitPercent` of each prompt in its prefix cache. Default: decode. */
+  /**
+   * The instance that has the part `hitPercent` of each prompt in its prefix cache. Default:
+   * decode.
+   */
   readonly hitsAt?: "prefill" | "decode" | undefined;
   /** Instances of each role that take the place of others. Default: none. */
   readonly spares?: number | undefined;
-  /** Turns of the event loop that the clock waits before it advances: more than any chain of readers, promises and immediates between two timers. Default: 24. */
+  /**
+   * Turns of the event loop that the clock waits before it advances: more than any chain of
+   * readers, promises and immediates between two timers. Default: 24.
+   */
   readonly turns?: number | undefined;
 }
 
 /**
- * Resolves when everything that was ready in this process has run, also what passes through its own TCP connections: the kernel delivers loopback
- * data as it is written, so each turn of the event loop moves a message by one reader.
+ * Resolves when everything that was ready in this process has run, also what passes through its own
+ * TCP connections: the kernel delivers loopback data as it is written, so each turn of the event
+ * loop moves a message by one reader.
  */
 async function settledIo(turns: number): Promise<void> {
   for (let left = turns; left > 0; left--) await new Promise((resolve) => setImmediate(resolve));
@@ -126,7 +147,8 @@ export async function openVirtualDeployment(
   const failures: string[] = [];
   const log = {
     ...silentLog,
-    error: (event: string, fields?: LogFields) => void failures.push(`${event} ${JSON.stringify(fields)}`),
+    error: (event: string, fields?: LogFields) =>
+      void failures.push(`${event} ${JSON.stringify(fields)}`),
     info: (event: string, fields: LogFields = {}) => {
       if (event === "request-done") requestDone?.(fields);
     },
@@ -150,8 +172,10 @@ export async function openVirtualDeployment(
   /** P's forward pass of a prompt. */
   let promptMs = 0;
   /**
-   * What a request costs a process comes where the process works for it: the client's before the request leaves, half of the proxy's before each leg, half of D's when the leg arrives and half
-   * when it answers, a quarter of P's at each of these and half in the forward pass. A token's is taken at each hop of the answer.
+   * What a request costs a process comes where the process works for it: the client's before the
+   * request leaves, half of the proxy's before each leg, half of D's when the leg arrives and half
+   * when it answers, a quarter of P's at each of these and half in the forward pass. A token's is
+   * taken at each hop of the answer.
    */
   const handleAt =
     (link: "client" | "prefill" | "decode") =>
@@ -162,14 +186,19 @@ export async function openVirtualDeployment(
         processors.work(process, of.main[process] * share, of.beside[process] * share);
       const further = begins === "answer" ? tokens - 1 : tokens;
       if (link === "client") {
-        await (begins === "request" ? work("client", requestMs, 1) : work("client", tokenMs, further));
+        await (begins === "request"
+          ? work("client", requestMs, 1)
+          : work("client", tokenMs, further));
         return;
       }
       if (begins === "request") await work("proxy", requestMs, 1 / 2);
       if (begins !== undefined) await work(link, requestMs, link === "decode" ? 1 / 2 : 1 / 4);
       await work("proxy", tokenMs, further);
     };
-  /** A forward pass takes as long as it does alone, or longer where the process waits for a core. `share`: the part of the costs that a part of it takes. */
+  /**
+   * A forward pass takes as long as it does alone, or longer where the process waits for a core.
+   * `share`: the part of the costs that a part of it takes.
+   */
   const passClock = (
     process: "prefill" | "decode",
     of: (costs: ProcessorCosts) => ThreadTimes,
@@ -203,9 +232,14 @@ export async function openVirtualDeployment(
     hopMs: world.hopMs,
     handle: world.cores === undefined ? undefined : handleAt(link),
   });
-  const start = async (role: "prefill" | "decode", { name, config }: (typeof planned.prefills)[number]) => {
+  const start = async (
+    role: "prefill" | "decode",
+    { name, config }: (typeof planned.prefills)[number],
+  ) => {
     const simulate =
-      role === "decode" && config.simulate ? { ...config.simulate, leastPassMs: stepMs } : config.simulate;
+      role === "decode" && config.simulate
+        ? { ...config.simulate, leastPassMs: stepMs }
+        : config.simulate;
     const instance = await startInstance(readInstanceConfig({ ...config, simulate }), {
       log,
       clock: clocks[role],
@@ -215,7 +249,10 @@ export async function openVirtualDeployment(
     closers.push(() => instance.close());
     return { url: instance.url, host: network.host(name) };
   };
-  const startAll = async (role: "prefill" | "decode", count: number): Promise<VirtualInstance[]> => {
+  const startAll = async (
+    role: "prefill" | "decode",
+    count: number,
+  ): Promise<VirtualInstance[]> => {
     const all = await Promise.all(planned[`${role}s`].map((one) => start(role, one)));
     const waiting = all.slice(count);
     const open = async (first: (typeof all)[number]) => {
@@ -257,7 +294,11 @@ export async function openVirtualDeployment(
 
   let made = 0;
   const makePrompt = promptMaker();
-  async function send(prompt: readonly number[], maxTokens: number, url = entry.url): Promise<Sent> {
+  async function send(
+    prompt: readonly number[],
+    maxTokens: number,
+    url = entry.url,
+  ): Promise<Sent> {
     made += 1;
     const requestId = `links-${made}`;
     const startedMs = clock.now();
@@ -265,7 +306,11 @@ export async function openVirtualDeployment(
       method: "POST",
       headers: { "content-type": "application/json", "x-request-id": requestId },
       body: JSON.stringify({
-        ...{ prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, stream: true },
+        prompt,
+        max_tokens: maxTokens,
+        temperature: 0,
+        ignore_eos: true,
+        stream: true,
         return_token_ids: true,
       }),
     });
@@ -281,7 +326,9 @@ export async function openVirtualDeployment(
       const tokens = pieces.flatMap(([, ids = ""]) => ids.split(",").map(Number));
       return { requestId, tokens, ttftMs, totalMs: clock.now() - startedMs };
     }
-    throw new Error(`a request ended with ${response.status}: ${text.slice(0, 500)} ${failures.join("; ")}`);
+    throw new Error(
+      `a request ended with ${response.status}: ${text.slice(0, 500)} ${failures.join("; ")}`,
+    );
   }
   const settled = <T>(work: Promise<T>): Promise<T> => clock.settle(work, { limitMs: LIMIT_MS });
 
@@ -298,10 +345,13 @@ export async function openVirtualDeployment(
       const prompts = Array.from({ length: point.atOnce }, () => makePrompt(point));
       const hit = cachedTokens(point);
       const cacheAt = hitsAt === "prefill" ? prefill : entry.url;
-      if (hit > 0) for (const prompt of prompts) await settled(send(prompt.slice(0, hit + 1), 1, cacheAt));
+      if (hit > 0)
+        for (const prompt of prompts) await settled(send(prompt.slice(0, hit + 1), 1, cacheAt));
       costs = ofPoint;
       promptMs = (world.forwardMsPer512Tokens * (point.inputTokens + 1)) / 512;
-      const times = await settled(Promise.all(prompts.map((prompt) => send(prompt, point.outputTokens))));
+      const times = await settled(
+        Promise.all(prompts.map((prompt) => send(prompt, point.outputTokens))),
+      );
       // Notifications that are still under way do not delay the next point.
       await clock.advance(1000);
       costs = undefined;

@@ -2,7 +2,10 @@ import { inOrder, lists, openPair, shuffled } from "../../nixl/fixture.js";
 import { median } from "../../report.js";
 import { BLOCK_BYTES } from "../workload.js";
 
-/** Measures how long one transfer takes between two processes on this machine, in ms, with the caches' block size. */
+/**
+ * Measures how long one transfer takes between two processes on this machine, in ms, with the
+ * caches' block size.
+ */
 export interface Bandwidth {
   transferMs(lengthBytes: number, order: "contiguous" | "fragmented"): Promise<number>;
   close(): Promise<void>;

@@ -1,5 +1,9 @@
 import { readdirSync, readFileSync } from "node:fs";
-import { type Cluster, type ClusterMember, startCluster } from "../../../../apps/demo/src/cluster/cluster.js";
+import {
+  type Cluster,
+  type ClusterMember,
+  startCluster,
+} from "../../../../apps/demo/src/cluster/cluster.js";
 import { jsonLog } from "../../../../apps/demo/src/processes/json-log.js";
 import { complete } from "../../../../apps/demo/src/run/completion-client.js";
 import { median } from "../../report.js";
@@ -27,7 +31,10 @@ export interface Deployment {
   run(point: Point): Promise<PointRun>;
   /** How many requests failed. On a busy machine a request can miss its deadline. */
   readonly failed: number;
-  /** The time to the first token of one request that D serves alone, with the prompt in its prefix cache. */
+  /**
+   * The time to the first token of one request that D serves alone, with the prompt in its prefix
+   * cache.
+   */
   localTtftMs(inputTokens: number): Promise<number>;
   close(): Promise<void>;
 }
@@ -74,8 +81,10 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
     return { ttftMs: median(times), processorMs: { main: spent("main"), beside: spent("beside") } };
   }
 
-  // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is compiled, and each page of the pools is written.
-  for (let i = 0; i < WARM_PROMPTS; i++) await send(makePrompt({ inputTokens: CACHE_TOKENS / 12 }), 2);
+  // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is
+  // compiled, and each page of the pools is written.
+  for (let i = 0; i < WARM_PROMPTS; i++)
+    await send(makePrompt({ inputTokens: CACHE_TOKENS / 12 }), 2);
   for (let sent = 0; sent < WARM_SHORT_PROMPTS; sent += WARM_AT_ONCE) {
     const prompts = Array.from({ length: WARM_AT_ONCE }, () => makePrompt({ inputTokens: 128 }));
     await Promise.all(prompts.map((prompt) => send(prompt, 16)));
@@ -97,20 +106,33 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
 
 /** Processor time that each process has had so far. */
 function processorMs({ proxy, prefills, decodes }: Cluster): ThreadTimes {
-  const pids = (members: readonly ClusterMember[]) => members.map(({ process: child }) => child?.pid ?? 0);
-  const of = { client: [process.pid], proxy: pids([proxy]), prefill: pids(prefills), decode: pids(decodes) };
+  const pids = (members: readonly ClusterMember[]) =>
+    members.map(({ process: child }) => child?.pid ?? 0);
+  const of = {
+    client: [process.pid],
+    proxy: pids([proxy]),
+    prefill: pids(prefills),
+    decode: pids(decodes),
+  };
   const sum = (threads: keyof ThreadTimes) =>
     timesOf((name) => of[name].reduce((total, pid) => total + threadsMs(pid, threads), 0));
   return { main: sum("main"), beside: sum("beside") };
 }
 
-/** By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. A process's first thread has its number. */
+/**
+ * By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. A
+ * process's first thread has its number.
+ */
 function threadsMs(pid: number, threads: keyof ThreadTimes): number {
   const folder = `/proc/${pid}/task`;
-  const wanted = readdirSync(folder).filter((thread) => (thread === String(pid)) === (threads === "main"));
+  const wanted = readdirSync(folder).filter(
+    (thread) => (thread === String(pid)) === (threads === "main"),
+  );
   return wanted.reduce((sum, thread) => {
     try {
-      return sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6;
+      return (
+        sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6
+      );
     } catch {
       // The thread has ended.
       return sum;

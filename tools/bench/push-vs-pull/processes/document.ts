@@ -9,7 +9,10 @@ export const OTHER_THREADS = "other threads";
 /** Comes before the time of a hop. */
 export const HOP = "A message of 500 bytes to another process that has slept for 10 ms takes ";
 
-/** The text of docs/bench/push-vs-pull.md. `load`: the load average of the machine; `failed`: requests that failed; `hopMs`: as `hopMs()` measures it. */
+/**
+ * The text of docs/bench/push-vs-pull.md. `load`: the load average of the machine; `failed`:
+ * requests that failed; `hopMs`: as `hopMs()` measures it.
+ */
 export function document(
   measured: readonly Measured[],
   run: { rounds: number; load: { before: number; after: number }; failed: number; hopMs: number },

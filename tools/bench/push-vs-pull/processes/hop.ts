@@ -11,7 +11,10 @@ const ECHO = `require("net").createServer((socket) => { socket.setNoDelay(); soc
 const IDLE_MS = 10;
 const MESSAGES = 200;
 
-/** How long a message to another process of this host takes, in ms, when both have slept: mostly the time to wake a core. Half of a round trip over TCP. */
+/**
+ * How long a message to another process of this host takes, in ms, when both have slept: mostly the
+ * time to wake a core. Half of a round trip over TCP.
+ */
 export async function hopMs(): Promise<number> {
   const child = spawn(process.execPath, ["-e", ECHO], { stdio: ["ignore", "pipe", "inherit"] });
   try {

@@ -59,7 +59,10 @@ export async function measureProcesses(
       // Written after each pool, so that a later failure loses nothing.
       const load = { before: loadBefore, after: loadavg()[0] ?? 0 };
       await publish("push-vs-pull.svg", plot(measured));
-      await publish("push-vs-pull.md", document(measured, { rounds: ROUNDS, load, failed, hopMs: hop }));
+      await publish(
+        "push-vs-pull.md",
+        document(measured, { rounds: ROUNDS, load, failed, hopMs: hop }),
+      );
     }
   } finally {
     await bandwidth.close();
@@ -94,7 +97,14 @@ async function measure(
   // P computes one prompt at a time, so the median of n requests waits for half of them.
   const passes = (point.atOnce + 1) / 2;
   const boundMs = point.hitPercent === 100 ? 0 : passMs * passes + transferMs;
-  return { point, roundsMs, ttftMs, costs, boundMs, localMs: local.length === 0 ? undefined : median(local) };
+  return {
+    point,
+    roundsMs,
+    ttftMs,
+    costs,
+    boundMs,
+    localMs: local.length === 0 ? undefined : median(local),
+  };
 }
 
 /** A token's cost is the difference between long and short outputs. */
@@ -133,7 +143,13 @@ function rowsOf(measured: readonly Measured[]): Row[] {
     const over = (["pull", "push"] as const).map((way): Row => {
       const overMs = ttftMs[way] - floor;
       const name = `${what}: ${way} over ${localMs === undefined ? "the bound" : "a local hit"}`;
-      return alone(name, `${overMs.toFixed(1)} ms`, "<= 3 ms", overMs <= 3, `${floor.toFixed(1)} ms`);
+      return alone(
+        name,
+        `${overMs.toFixed(1)} ms`,
+        "<= 3 ms",
+        overMs <= 3,
+        `${floor.toFixed(1)} ms`,
+      );
     });
     return [...ways, ...over];
   });

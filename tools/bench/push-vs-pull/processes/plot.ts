@@ -7,7 +7,10 @@ const WIDTH = 480;
 const LEFT = 14;
 const ROW = 68;
 
-/** An SVG with a bar for each way of transfer at each point, and a line at the bound. It has a dark form. */
+/**
+ * An SVG with a bar for each way of transfer at each point, and a line at the bound. It has a dark
+ * form.
+ */
 export function plot(measured: readonly Measured[]): string {
   const largest = Math.max(...measured.flatMap(({ ttftMs }) => WAYS.map((way) => ttftMs[way])));
   const x = (ms: number) => LEFT + (ms / largest) * (WIDTH - LEFT - 54);

@@ -9,8 +9,8 @@ export interface FaultTimes {
   readonly leaseMs: number;
   readonly requestTimeoutMs: number;
   /**
-   * Longest time that a decode request waits for its KV after it has blocks: the request timeout, plus the time that a failed transfer can
-   * still write to memory, plus a few steps.
+   * Longest time that a decode request waits for its KV after it has blocks: the request timeout,
+   * plus the time that a failed transfer can still write to memory, plus a few steps.
    */
   readonly deadlineMs: number;
   /** Longer than a lease: a message delayed this long arrives after the lease has ended. */
@@ -24,7 +24,10 @@ interface FaultSeat {
 
 /** The engines of one side: prefill or decode. */
 export interface FaultSeats {
-  /** Returns a random running engine, as a proxy that knows which engines run. Waits when no engine runs. */
+  /**
+   * Returns a random running engine, as a proxy that knows which engines run. Waits when no engine
+   * runs.
+   */
   living(random: SeededRandom): Promise<FaultSeat>;
 }
 
@@ -48,8 +51,9 @@ export function idSuffix(random: SeededRandom): string {
 }
 
 /**
- * A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends some of them twice. Returns what runs request `n`, and
- * resolves to "ok", or to the code of the typed error.
+ * A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends
+ * some of them twice. Returns what runs request `n`, and resolves to "ok", or to the code of the
+ * typed error.
  */
 export function createFaultClient(
   options: FaultClientOptions,
@@ -58,9 +62,16 @@ export function createFaultClient(
   const { longMs, deadlineMs } = times;
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
 
-  /** Runs the prefill, delays the parameters, and runs the decode. Sometimes aborts, or retries with the same parameters. */
+  /**
+   * Runs the prefill, delays the parameters, and runs the decode. Sometimes aborts, or retries with
+   * the same parameters.
+   */
   async function one(n: number, random: SeededRandom): Promise<string> {
-    const request: SimRequest = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
+    const request: SimRequest = {
+      requestId: `r${n}`,
+      prompt: n,
+      numTokens: 1 + random.integer(80),
+    };
     const { engine: prefill } = await prefills.living(random);
     if (atOnce > 0 && random.next() < atOnce) return bothLegs(n, prefill, request, random);
     const params = await within(
@@ -70,7 +81,8 @@ export function createFaultClient(
     );
     if (typeof params === "string") return params;
     await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
-    // A vLLM P frees the blocks with the first engine that has read them: only requests of one D may share them.
+    // A vLLM P frees the blocks with the first engine that has read them: only requests of one D
+    // may share them.
     const at = plainProducers ? await decodes.living(random) : undefined;
     if (random.next() < 0.02) {
       // Two decode requests receive the parameters of the same blocks at the same time.
@@ -87,7 +99,10 @@ export function createFaultClient(
     return outcome === "ok" ? outcome : again;
   }
 
-  /** Starts both legs at once, or one up to 50 ms before the other. Either leg may be aborted at any moment. */
+  /**
+   * Starts both legs at once, or one up to 50 ms before the other. Either leg may be aborted at any
+   * moment.
+   */
   async function bothLegs(
     n: number,
     prefill: FaultEngine,
@@ -126,18 +141,30 @@ export function createFaultClient(
     const startedMs = clock.now();
     const abortMs = random.next() < 0.06 ? random.next() ** 3 * 8000 : deadlineMs + 60_000;
     const outcome = await within(
-      engine.decode({ ...request, requestId, params, cachedTokens: Math.min(hit, request.numTokens) }),
+      engine.decode({
+        ...request,
+        requestId,
+        params,
+        cachedTokens: Math.min(hit, request.numTokens),
+      }),
       () => engine.abort(requestId),
       abortMs,
     );
     const tookMs = clock.now() - startedMs;
-    // The request may first have waited for free blocks, while other requests held theirs until their own deadlines.
+    // The request may first have waited for free blocks, while other requests held theirs until
+    // their own deadlines.
     if (tookMs > 3 * deadlineMs) violation(`request ${requestId} ended only after ${tookMs} ms`);
     return typeof outcome === "string" ? outcome : "ok";
   }
 
-  /** Returns the result of `work`, or the code of its typed error. Calls `abort` after `abortMs`. */
-  async function within<T>(work: Promise<T>, abort: () => void, abortMs: number): Promise<T | string> {
+  /**
+   * Returns the result of `work`, or the code of its typed error. Calls `abort` after `abortMs`.
+   */
+  async function within<T>(
+    work: Promise<T>,
+    abort: () => void,
+    abortMs: number,
+  ): Promise<T | string> {
     const timer = clock.setTimer(abort, abortMs);
     try {
       return (await work) ?? ("ok" as never);

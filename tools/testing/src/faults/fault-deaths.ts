@@ -3,7 +3,10 @@ import type { SeededRandom } from "@kv/transport-memory";
 
 /** Decides when engines of a fault run die. */
 export interface Deaths {
-  /** Called before a client takes its next request. While an engine is dead, returns a promise to wait for if too many were taken. */
+  /**
+   * Called before a client takes its next request. While an engine is dead, returns a promise to
+   * wait for if too many were taken.
+   */
   mayTake(taken: number): Promise<void> | undefined;
   /** Waits until the next death. */
   next(random: SeededRandom): Promise<void>;
@@ -16,7 +19,10 @@ export interface Deaths {
   readonly ended: boolean;
 }
 
-/** An engine dies every 2 to 10 s of a virtual clock, so the deaths are the same in each run with the same seed. */
+/**
+ * An engine dies every 2 to 10 s of a virtual clock, so the deaths are the same in each run with
+ * the same seed.
+ */
 export function deathsByTime(clock: Clock): Deaths {
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
   return {
@@ -30,8 +36,9 @@ export function deathsByTime(clock: Clock): Deaths {
 }
 
 /**
- * An engine dies each time that clients have taken `every` more requests. Clients take at most half as many more before the successor
- * has started. The number of deaths is therefore the same on any machine.
+ * An engine dies each time that clients have taken `every` more requests. Clients take at most half
+ * as many more before the successor has started. The number of deaths is therefore the same on any
+ * machine.
  */
 export function deathsByRequests(every: number): Deaths {
   let point = every;

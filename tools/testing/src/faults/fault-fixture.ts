@@ -8,7 +8,9 @@ export interface FaultEngine {
   readonly tpSize: number;
   readonly address: { readonly host: string; readonly port: number };
   prefill(request: SimRequest): Promise<KvTransferParams>;
-  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<unknown>;
+  decode(
+    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
+  ): Promise<unknown>;
   abort(requestId: string): void;
   outstanding(): Readonly<Record<string, number>> | Promise<Readonly<Record<string, number>>>;
   kill(): Promise<void>;
@@ -31,7 +33,10 @@ export interface FaultEngineOrder {
   violation(what: string): void;
 }
 
-/** Environment of a fault run: it starts the engines, and provides the transport, the clock, and the injected faults. */
+/**
+ * Environment of a fault run: it starts the engines, and provides the transport, the clock, and the
+ * injected faults.
+ */
 export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;

@@ -1,9 +1,14 @@
 import type { FaultRule } from "@kv/transport-memory";
 
-/** Longer than a lease of the fault run: a message delayed this long arrives after the lease has ended. */
+/**
+ * Longer than a lease of the fault run: a message delayed this long arrives after the lease has
+ * ended.
+ */
 export const LONG_MS = 9000;
 
-/** Every kind of fault, on every operation that can have it. About one request in eight has a fault. */
+/**
+ * Every kind of fault, on every operation that can have it. About one request in eight has a fault.
+ */
 export const FAULT_RULES: readonly FaultRule[] = [
   { fault: "drop", operation: "READ", probability: 0.004 },
   { fault: "fail", operation: "READ", probability: 0.01 },
@@ -26,9 +31,10 @@ export const FAULT_RULES: readonly FaultRule[] = [
 ];
 
 /**
- * Faults for a pair whose consumer cannot ask the producer about a lease. The consumer assumes that a vLLM producer receives every
- * heartbeat that the transport accepted. If a heartbeat can be lost or late, the consumer cannot know until when the producer keeps the
- * blocks. These rules therefore leave out such faults.
+ * Faults for a pair whose consumer cannot ask the producer about a lease. The consumer assumes that
+ * a vLLM producer receives every heartbeat that the transport accepted. If a heartbeat can be lost
+ * or late, the consumer cannot know until when the producer keeps the blocks. These rules therefore
+ * leave out such faults.
  */
 export const PLAIN_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.filter(
   ({ fault, operation, delayMs = 0 }) =>

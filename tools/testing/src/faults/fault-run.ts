@@ -15,19 +15,28 @@ export interface FaultLoad {
   /** Pull by default. */
   readonly connector?: ConnectorModule;
   /**
-   * The producers speak only vLLM's protocol. A consumer then knows only from the time whether the blocks were kept. Parameters are used
-   * once, and a restarted producer has another engine id, as in vLLM.
+   * The producers speak only vLLM's protocol. A consumer then knows only from the time whether the
+   * blocks were kept. Parameters are used once, and a restarted producer has another engine id, as
+   * in vLLM.
    */
   readonly plainProducers?: boolean;
-  /** Fraction of requests whose two legs start at once. The consumer then has only the producer's address and request id. */
+  /**
+   * Fraction of requests whose two legs start at once. The consumer then has only the producer's
+   * address and request id.
+   */
   readonly atOnce?: number;
-  /** Number of blocks of each engine. It is small, so that freed blocks are allocated again soon. */
+  /**
+   * Number of blocks of each engine. It is small, so that freed blocks are allocated again soon.
+   */
   readonly numBlocks?: number;
   /** Sets `push_layerwise`, and makes the engines report a layer while they compute. */
   readonly layerwise?: boolean;
   readonly clients?: number;
   readonly times?: FaultTimes;
-  /** An engine dies each time that clients have taken this many requests. By default, engines die at times of the fixture's clock. */
+  /**
+   * An engine dies each time that clients have taken this many requests. By default, engines die at
+   * times of the fixture's clock.
+   */
   readonly deathEvery?: number;
 }
 
@@ -72,8 +81,8 @@ export interface Seat {
 }
 
 /**
- * Runs many requests through prefill and decode engines with different TP and block sizes, in virtual time, with every kind of fault.
- * The same seed gives exactly the same run.
+ * Runs many requests through prefill and decode engines with different TP and block sizes, in
+ * virtual time, with every kind of fault. The same seed gives exactly the same run.
  */
 export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   const { plainProducers = false, rules, sabotage, wrapTransport, device, ...load } = options;
@@ -81,7 +90,10 @@ export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   const fixture = memoryFixture({
     random: root.fork("network"),
     rules: rules ?? (plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES),
-    ...{ plainProducers, sabotage, wrapTransport, device },
+    plainProducers,
+    sabotage,
+    wrapTransport,
+    device,
   });
   return faultRunOn(fixture, { ...load, plainProducers }, root);
 }
@@ -100,18 +112,23 @@ export async function faultRunOn(
   let violationCount = 0;
   const violation = (what: string) => {
     violationCount += 1;
-    if (violations.length < 10) violations.push(`at ${(clock.now() - startedMs).toFixed(1)} ms: ${what}`);
+    if (violations.length < 10)
+      violations.push(`at ${(clock.now() - startedMs).toFixed(1)} ms: ${what}`);
   };
   const outcomes: Record<string, number> = {};
   const seat = (hostName: string, tpSize: number, blockSize: number, skewMs: number): Seat => ({
-    ...{ hostName, tpSize, blockSize, skewMs },
+    hostName,
+    tpSize,
+    blockSize,
+    skewMs,
     starts: 0,
     engine: undefined,
   });
   const prefills = [seat("p0", 1, 16, 7_000_000), seat("p1", 2, 16, -3_000_000)];
   const decodes = [seat("d0", 1, 16, 0), seat("d1", 2, 32, 11_111)];
   const all = [...prefills, ...decodes];
-  const deaths = load.deathEvery === undefined ? deathsByTime(clock) : deathsByRequests(load.deathEvery);
+  const deaths =
+    load.deathEvery === undefined ? deathsByTime(clock) : deathsByRequests(load.deathEvery);
   let kills = 0;
   let taken = 0;
 
@@ -122,7 +139,13 @@ export async function faultRunOn(
     const { hostName, tpSize, blockSize, skewMs } = place;
     place.engine = await fixture.start(
       {
-        ...{ hostName, tpSize, blockSize, skewMs, numBlocks, layerwise, violation },
+        hostName,
+        tpSize,
+        blockSize,
+        skewMs,
+        numBlocks,
+        layerwise,
+        violation,
         engineId: `${hostName}-${generation}`,
         receiveDeadlineMs: times.deadlineMs,
         extra: {
@@ -131,7 +154,8 @@ export async function faultRunOn(
           engine_ttl: 30,
           push_layerwise: layerwise,
         },
-        // When KV does not arrive, one decode engine computes it, and the other one fails the request.
+        // When KV does not arrive, one decode engine computes it, and the other one fails the
+        // request.
         loadFailurePolicy: hostName === "d1" ? "recompute" : "fail",
         ...(load.connector === undefined ? {} : { connector: load.connector }),
       },
@@ -152,7 +176,11 @@ export async function faultRunOn(
     },
   });
   const one = createFaultClient({
-    ...{ clock, times, atOnce, plainProducers, violation },
+    clock,
+    times,
+    atOnce,
+    plainProducers,
+    violation,
     prefills: among(prefills),
     decodes: among(decodes),
   });
@@ -186,7 +214,9 @@ export async function faultRunOn(
   }
 
   await fixture.settle(Promise.all(all.map((place) => start(place, root.fork(place.hostName)))));
-  const served = Promise.all(Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))));
+  const served = Promise.all(
+    Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))),
+  );
   await fixture.settle(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
   const left = await closeAll(fixture, all);
   return {
@@ -200,7 +230,10 @@ export async function faultRunOn(
   };
 }
 
-/** Waits until the engines should hold nothing, and closes them. Returns the counts of what was still held, before and after. */
+/**
+ * Waits until the engines should hold nothing, and closes them. Returns the counts of what was
+ * still held, before and after.
+ */
 export async function closeAll(
   fixture: FaultFixture,
   seats: readonly { readonly hostName: string; readonly engine: FaultEngine | undefined }[],
@@ -215,7 +248,8 @@ export async function closeAll(
     }
   }
   await fixture.settle(Promise.all(engines.map((engine) => engine.close())));
-  for (const [name, count] of Object.entries(await fixture.countHeld())) if (count !== 0) left[name] = count;
+  for (const [name, count] of Object.entries(await fixture.countHeld()))
+    if (count !== 0) left[name] = count;
   return left;
 }
 

@@ -1,5 +1,10 @@
 import type { Transport } from "@kv/interface";
-import { type FaultRule, memoryNetwork, type SeededRandom, virtualClock } from "@kv/transport-memory";
+import {
+  type FaultRule,
+  memoryNetwork,
+  type SeededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
 import { createSimEngine } from "../simulator/sim-engine.js";
 import type { SimDevice, SimDeviceAround } from "../simulator/sim-options.js";
 import type { FaultFixture } from "./fault-fixture.js";
@@ -12,7 +17,9 @@ interface MemoryFixtureOptions {
   readonly plainProducers: boolean;
   readonly sabotage?: Sabotage | undefined;
   readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
-  readonly device?: ((around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined) | undefined;
+  readonly device?:
+    | ((around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined)
+    | undefined;
 }
 
 /** Longer than any lease of a fault run. */
@@ -36,8 +43,11 @@ export function memoryFixture(options: MemoryFixtureOptions): FaultFixture {
         ...order,
         reportsLayers: layerwise,
         plain: plainProducers,
-        ...{ sabotage, wrapTransport },
-        ...(device === undefined ? {} : { device: (around) => device(around, random.fork("device")) }),
+        sabotage,
+        wrapTransport,
+        ...(device === undefined
+          ? {}
+          : { device: (around) => device(around, random.fork("device")) }),
       }),
     settle: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),
     waitUntilIdle: () => clock.advance(REST_MS),

@@ -23,11 +23,17 @@ export interface RestartLoad {
 /** What the restarts showed. */
 export interface RestartReport {
   readonly restarts: number;
-  /** Wrong bytes, requests that did not end in time, errors without a code, first successes that came too late. The first 10. */
+  /**
+   * Wrong bytes, requests that did not end in time, errors without a code, first successes that
+   * came too late. The first 10.
+   */
   readonly violations: readonly string[];
   /** Requests by outcome: "ok", or the code of the error. */
   readonly outcomes: Readonly<Record<string, number>>;
-  /** From a new process's listening to the first request that succeeded, in ms: the slowest and the median. */
+  /**
+   * From a new process's listening to the first request that succeeded, in ms: the slowest and the
+   * median.
+   */
   readonly firstSuccessMs: { readonly slowest: number; readonly median: number };
   readonly heartbeatMs: number;
   /** What is still held after all requests have ended, and after all engines are closed. */
@@ -35,7 +41,10 @@ export interface RestartReport {
 }
 
 const CLIENTS = 4;
-/** A process dies at most so long after the first success at its predecessor's address, and starts again so long after its death. */
+/**
+ * A process dies at most so long after the first success at its predecessor's address, and starts
+ * again so long after its death.
+ */
 const LIFE_MS = 250;
 const DEATH_MS = 200;
 const RETRY_MS = 10;
@@ -53,10 +62,14 @@ export function restartRun(load: RestartLoad): Promise<RestartReport> {
 }
 
 /**
- * Kills P or D as SIGKILL does at random moments under load, and starts it again at the same address: half of the times with its engine id, as an engine
- * whose id is configured, and half with another, as vLLM (vllm-project/vllm#49238, sgl-project/sglang#34289).
+ * Kills P or D as SIGKILL does at random moments under load, and starts it again at the same
+ * address: half of the times with its engine id, as an engine whose id is configured, and half with
+ * another, as vLLM (vllm-project/vllm#49238, sgl-project/sglang#34289).
  */
-export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Promise<RestartReport> {
+export async function restartRunOn(
+  fixture: FaultFixture,
+  load: RestartLoad,
+): Promise<RestartReport> {
   const { restarts, connector, atOnce = 0, leaseMs = 6000, deadlineMs = 30_000 } = load;
   const heartbeatMs = Math.floor(leaseMs / 6);
   const { clock } = fixture;
@@ -65,7 +78,8 @@ export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Pr
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
   const violations: string[] = [];
   const violation = (what: string) => {
-    if (violations.length < 10) violations.push(`at ${(clock.now() - startedMs).toFixed(1)} ms: ${what}`);
+    if (violations.length < 10)
+      violations.push(`at ${(clock.now() - startedMs).toFixed(1)} ms: ${what}`);
   };
   const outcomes: Record<string, number> = {};
   const seat = { blockSize: 16, skewMs: 0, starts: 0, engine: undefined };
@@ -81,7 +95,12 @@ export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Pr
     const { hostName, tpSize, blockSize, skewMs } = seat;
     seat.engine = await fixture.start(
       {
-        ...{ hostName, tpSize, blockSize, skewMs, numBlocks: NUM_BLOCKS, violation },
+        hostName,
+        tpSize,
+        blockSize,
+        skewMs,
+        numBlocks: NUM_BLOCKS,
+        violation,
         engineId: `${hostName}-${generation}`,
         layerwise: false,
         receiveDeadlineMs: deadlineMs,
@@ -93,7 +112,10 @@ export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Pr
     );
   }
 
-  /** One request, through the processes that run when its legs begin. Resolves to "ok", or to the code of its error. */
+  /**
+   * One request, through the processes that run when its legs begin. Resolves to "ok", or to the
+   * code of its error.
+   */
   async function request(random: SeededRandom): Promise<string> {
     sent += 1;
     const id = `r${sent}`;
@@ -142,7 +164,8 @@ export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Pr
 
   async function client(random: SeededRandom): Promise<void> {
     while (isRunning) {
-      // As a router that sees which servers run: without a D, P would keep what it computes for a lease.
+      // As a router that sees which servers run: without a D, P would keep what it computes for a
+      // lease.
       const isUp = p.engine !== undefined && d.engine !== undefined;
       if (!isUp || (await request(random)) !== "ok") await sleep(RETRY_MS);
       await sleep(random.next() * RETRY_MS);

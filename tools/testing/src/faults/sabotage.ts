@@ -1,27 +1,43 @@
 import type { Agent, SideChannel, Transport } from "@kv/interface";
-import { decodeHandshakeReply, decodeLeaseReply, encodeHandshakeReply, encodeLeaseReply } from "@kv/protocol";
+import {
+  decodeHandshakeReply,
+  decodeLeaseReply,
+  encodeHandshakeReply,
+  encodeLeaseReply,
+} from "@kv/protocol";
 
 /**
- * Rules that a connector must keep, broken from outside. The fault run must detect each of them; otherwise it proves nothing.
- * release-early: the connector treats memory as free as soon as a transfer has failed. trust-stale: every lease reply says that the
- * producer holds the blocks. wrong-clock: the clock in a producer's handshake reply is one hour slow, so that no lease seems to end.
+ * Rules that a connector must keep, broken from outside. The fault run must detect each of them;
+ * otherwise it proves nothing. release-early: the connector treats memory as free as soon as a
+ * transfer has failed. trust-stale: every lease reply says that the producer holds the blocks.
+ * wrong-clock: the clock in a producer's handshake reply is one hour slow, so that no lease seems
+ * to end.
  */
 export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
 
 const ignore = () => {};
 
-export function sabotagedTransport(transport: Transport, sabotage: Sabotage | undefined): Transport {
+export function sabotagedTransport(
+  transport: Transport,
+  sabotage: Sabotage | undefined,
+): Transport {
   if (sabotage !== "release-early") return transport;
   return releasing(transport, (done) => done.then(ignore, ignore));
 }
 
-/** A transport that never reports that a transfer's memory is released. The `close` of its agents still ends the transfers. */
+/**
+ * A transport that never reports that a transfer's memory is released. The `close` of its agents
+ * still ends the transfers.
+ */
 export function neverReleasing(transport: Transport): Transport {
   return releasing(transport, () => new Promise(() => {}));
 }
 
 /** A transport whose transfers tell the release of their memory by their end. */
-function releasing(transport: Transport, releasedOf: (done: Promise<unknown>) => Promise<void>): Transport {
+function releasing(
+  transport: Transport,
+  releasedOf: (done: Promise<unknown>) => Promise<void>,
+): Transport {
   return {
     ...transport,
     async createAgent(options) {
@@ -35,7 +51,10 @@ function releasing(transport: Transport, releasedOf: (done: Promise<unknown>) =>
   };
 }
 
-export function sabotagedSideChannel(sideChannel: SideChannel, sabotage: Sabotage | undefined): SideChannel {
+export function sabotagedSideChannel(
+  sideChannel: SideChannel,
+  sabotage: Sabotage | undefined,
+): SideChannel {
   if (sabotage !== "trust-stale" && sabotage !== "wrong-clock") return sideChannel;
   return {
     ...sideChannel,

@@ -1,7 +1,10 @@
 import { cpuPlatform } from "@kv/connector";
 import type { Clock, KvCacheRegion, KvCaches, Platform, StagedBlocks } from "@kv/interface";
 
-/** A platform with host staging: block by block as they are, each copy after up to `maxMs` milliseconds. `next` returns numbers in [0, 1). */
+/**
+ * A platform with host staging: block by block as they are, each copy after up to `maxMs`
+ * milliseconds. `next` returns numbers in [0, 1).
+ */
 export function copyPlatform({
   clock,
   next,
@@ -35,7 +38,10 @@ export function copyPlatform({
         for (const [index, region] of caches.regions.entries()) {
           const pool = wireCaches.regions[index] ?? region;
           for (const [at, id] of (device[region.groupId] ?? []).entries()) {
-            const [onDevice, inPool] = [block(region, id), block(pool, wire[region.groupId]?.[at] ?? -1)];
+            const [onDevice, inPool] = [
+              block(region, id),
+              block(pool, wire[region.groupId]?.[at] ?? -1),
+            ];
             if (toPool) inPool.set(onDevice);
             else onDevice.set(inPool);
           }

@@ -1,4 +1,9 @@
-import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig, staged } from "@kv/connector";
+import {
+  cpuPlatform,
+  createWorkerOutputAggregator,
+  readTransferConfig,
+  staged,
+} from "@kv/connector";
 import type {
   BlockIds,
   ConnectorModule,
@@ -62,17 +67,26 @@ interface Running extends GroupRequest, ConnectorRequest {
 }
 
 /**
- * An engine without a model whose KV cache groups have blocks of their own sizes: it computes prompts in random chunks, leaves requests out of steps, and
- * preempts them. It names only the requests of a step to its workers, as vLLM's scheduler does.
+ * An engine without a model whose KV cache groups have blocks of their own sizes: it computes
+ * prompts in random chunks, leaves requests out of steps, and preempts them. It names only the
+ * requests of a step to its workers, as vLLM's scheduler does.
  */
 export interface GroupEngine {
   readonly engineId: string;
   readonly tpSize: number;
   /** Where its side channel listens. */
   readonly address: { readonly host: string; readonly port: number };
-  /** Computes a prompt, and resolves to the parameters for its reader. `params` of a D: reads the last turn back before, and compares it. */
-  prefill(request: GroupRequest & { readonly params?: KvTransferParams }): Promise<KvTransferParams>;
-  /** Receives a prompt's KV, compares it with the prompt's, generates the output, and resolves to the parameters for the P of the next turn. */
+  /**
+   * Computes a prompt, and resolves to the parameters for its reader. `params` of a D: reads the
+   * last turn back before, and compares it.
+   */
+  prefill(
+    request: GroupRequest & { readonly params?: KvTransferParams },
+  ): Promise<KvTransferParams>;
+  /**
+   * Receives a prompt's KV, compares it with the prompt's, generates the output, and resolves to
+   * the parameters for the P of the next turn.
+   */
   decode(request: GroupRequest & { readonly params: KvTransferParams }): Promise<KvTransferParams>;
   /** Runs one step. */
   step(): Promise<void>;
@@ -92,7 +106,8 @@ const held = ({ isProduced, numTokens, outputTokens = 1 }: Running) =>
   isProduced ? numTokens : numTokens + outputTokens - 1;
 
 export async function createGroupEngine(options: GroupEngineOptions): Promise<GroupEngine> {
-  const { network, hostName, tpSize, config, numBlocks, connector, poolBlocks, random, violation } = options;
+  const { network, hostName, tpSize, config, numBlocks, connector, poolBlocks, random, violation } =
+    options;
   const host = network.host(hostName);
   const { clock } = host;
   const transport = memoryTransport({ network, host });
@@ -101,10 +116,17 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
   const platform = copyPlatform({ clock, next: () => random.next(), maxMs: 4 });
   const module = poolBlocks === undefined ? connector : staged(connector, { platform, poolBlocks });
   const shared = {
-    ...{ clock, random: host.random, cache: config, transport, platform: cpuPlatform(), sideChannel },
+    clock,
+    random: host.random,
+    cache: config,
+    transport,
+    platform: cpuPlatform(),
+    sideChannel,
     config: {
       ...readTransferConfig({
-        ...{ kv_connector: "NixlConnector", kv_role: "kv_both", kv_buffer_device: "cpu" },
+        kv_connector: "NixlConnector",
+        kv_role: "kv_both",
+        kv_buffer_device: "cpu",
         kv_connector_extra_config: options.extra ?? {},
       }),
       sideChannelHost: hostName,
@@ -120,11 +142,16 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
   const groups = config.groups.map(
     ({ kind, blockSize = config.blockSize, slidingWindowTokens, enableKvTransfer }, group) => ({
       isState: kind === "mamba",
-      ...{ group, blockTokens: blockSize, slidingWindowTokens, isTransferred: enableKvTransfer !== false },
+      group,
+      blockTokens: blockSize,
+      slidingWindowTokens,
+      isTransferred: enableKvTransfer !== false,
       pool: createBlockPool(numBlocks, {
         allocated(blockId) {
           if (!memory.poisoned(group, blockId))
-            violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
+            violation(
+              `${hostName}: block ${blockId} of group ${group} was written to while nobody had it`,
+            );
         },
         freed: (blockId) => memory.poison(group, blockId),
       }),
@@ -173,7 +200,8 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       const from = Math.max(0, numTokens - slidingWindowTokens + 1);
       const at = { prompt, group, blockIds: blockIds[group] ?? [], from, until: numTokens };
       const wrong = memory.firstWrong(at);
-      if (wrong !== undefined) violation(`${hostName}: request ${requestId} has wrong bytes: ${wrong}`);
+      if (wrong !== undefined)
+        violation(`${hostName}: request ${requestId} has wrong bytes: ${wrong}`);
     }
   }
 
@@ -189,17 +217,29 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     request.computedTokens = cachedTokens;
     for (const { group } of groups) {
       const until = cachedByGroup?.[group] ?? cachedTokens;
-      memory.compute({ prompt: request.prompt, group, blockIds: blockIds[group] ?? [], from: 0, until });
+      memory.compute({
+        prompt: request.prompt,
+        group,
+        blockIds: blockIds[group] ?? [],
+        from: 0,
+        until,
+      });
     }
     scheduler.afterAllocation(request, blockIds, matched.tokens, cachedByGroup);
     const { remote_num_tokens: has } = request.kvTransferParams ?? {};
     const wanted = request.isProduced ? has : request.numTokens - ownTokens;
-    if (matched.tokens > 0 || !request.isProduced) request.coveredTokens = cachedTokens + matched.tokens;
+    if (matched.tokens > 0 || !request.isProduced)
+      request.coveredTokens = cachedTokens + matched.tokens;
     if (request.coveredTokens !== (request.phase === "receiving" ? wanted : request.coveredTokens))
-      violation(`${hostName}: ${matched.tokens} tokens after ${cachedTokens} of ${request.numTokens}`);
+      violation(
+        `${hostName}: ${matched.tokens} tokens after ${cachedTokens} of ${request.numTokens}`,
+      );
   }
 
-  /** Computes a chunk of a prompt, or leaves the request out of the step. Returns whether the step names it. */
+  /**
+   * Computes a chunk of a prompt, or leaves the request out of the step. Returns whether the step
+   * names it.
+   */
   function advance(request: Running): boolean {
     const chance = random.next();
     if (chance < 0.3) return false;
@@ -210,7 +250,10 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       return false;
     }
     const { computedTokens, numTokens } = request;
-    request.computedTokens = Math.min(numTokens, computedTokens + 1 + random.integer(MAX_CHUNK_TOKENS));
+    request.computedTokens = Math.min(
+      numTokens,
+      computedTokens + 1 + random.integer(MAX_CHUNK_TOKENS),
+    );
     compute(request, computedTokens, request.computedTokens);
     return true;
   }
@@ -261,9 +304,15 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       const running: Running = {
         ...request,
         ...whole,
-        ...{ numTokens, numPromptTokens: numTokens },
+        numTokens,
+        numPromptTokens: numTokens,
         promptTokenIds: tokenIds(prompt, 0, numTokens),
-        ...{ isProduced, phase: "queued", blockIds: [], computedTokens: 0, coveredTokens: 0, resolve },
+        isProduced,
+        phase: "queued",
+        blockIds: [],
+        computedTokens: 0,
+        coveredTokens: 0,
+        resolve,
       };
       requests.set(request.requestId, running);
       scheduler.requestQueued?.(running);
@@ -296,7 +345,12 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     outstanding() {
       const { listeners: _, ...held } = scheduler.outstanding();
       const blocks = groups.reduce((sum, { pool }) => sum + pool.used, 0);
-      const counts: Record<string, number> = { ...held, blocks, kept: kept.size, requests: requests.size };
+      const counts: Record<string, number> = {
+        ...held,
+        blocks,
+        kept: kept.size,
+        requests: requests.size,
+      };
       for (const [rank, worker] of workers.entries())
         for (const [name, count] of Object.entries(worker.outstanding()))
           counts[`rank${rank}.${name}`] = count;

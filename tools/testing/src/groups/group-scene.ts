@@ -70,7 +70,10 @@ const group: fc.Arbitrary<SceneGroup> = fc.record({
   isTransferred: fc.constantFrom(true, true, true, false),
 });
 
-/** Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and prompts. */
+/**
+ * Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and
+ * prompts.
+ */
 export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   groups: fc
     .array(group, { minLength: 1, maxLength: 3 })
@@ -109,19 +112,28 @@ export const readbackScene: fc.Arbitrary<GroupScene> = fc
     requests: scene.requests.map((request, index) => ({ ...request, next: turns[index] })),
   }));
 
-function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tpSize: number): KvCacheConfig {
+function configOf(
+  { groups, cacheDtype = "auto" }: GroupScene,
+  times: number,
+  tpSize: number,
+): KvCacheConfig {
   let layers = 0;
   return {
     ...simConfig(BLOCK_TOKENS * times),
     groups: groups.map(
-      ({ blockTokens, windowTokens, layers: count, kvHeads, isTransferred, isState }): KvCacheGroup => {
+      ({
+        blockTokens,
+        windowTokens,
+        layers: count,
+        kvHeads,
+        isTransferred,
+        isState,
+      }): KvCacheGroup => {
         const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
         return {
-          ...{
-            kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
-            layerNames,
-            slidingWindowTokens: windowTokens,
-          },
+          kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
+          layerNames,
+          slidingWindowTokens: windowTokens,
           ...(kvHeads === undefined ? {} : { numKvHeads: kvHeads }),
           ...(isTransferred === false ? { enableKvTransfer: false } : {}),
           ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
@@ -135,8 +147,9 @@ function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tp
 }
 
 /**
- * Plays a scene in virtual time, and returns what must not happen: bytes at D that are not the prompt's, a request that fails, a write to a block that nobody
- * has, and what is held in the end. `isPush`: D may register its blocks before P has computed them.
+ * Plays a scene in virtual time, and returns what must not happen: bytes at D that are not the
+ * prompt's, a request that fails, a write to a block that nobody has, and what is held in the end.
+ * `isPush`: D may register its blocks before P has computed them.
  */
 export async function playGroupScene(
   scene: GroupScene,
@@ -144,10 +157,15 @@ export async function playGroupScene(
 ): Promise<readonly string[]> {
   const clock = virtualClock();
   const random = seededRandom(scene.seed);
-  const network = memoryNetwork({ clock, random, latency: { latencyMs: 1, jitterMs: 3, minPieces: 2 } });
+  const network = memoryNetwork({
+    clock,
+    random,
+    latency: { latencyMs: 1, jitterMs: 3, minPieces: 2 },
+  });
   const violations: string[] = [];
-  // Room for two of the longest prompts, so that requests wait. A D that registers early holds its room until P has had room too: it needs room for all of them,
-  // or one waits at D for another that waits at P for the first.
+  // Room for two of the longest prompts, so that requests wait. A D that registers early holds its
+  // room until P has had room too: it needs room for all of them, or one waits at D for another
+  // that waits at P for the first.
   const readsBack = scene.requests.some(({ next }) => next !== undefined);
   const engine = (hostName: string, side: 0 | 1) => {
     const config = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
@@ -156,7 +174,12 @@ export async function playGroupScene(
       ? 4 * MAX_REQUESTS * MAX_BLOCKS
       : (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
     return createGroupEngine({
-      ...{ network, hostName, config, numBlocks: room, connector, random: random.fork(hostName) },
+      network,
+      hostName,
+      config,
+      numBlocks: room,
+      connector,
+      random: random.fork(hostName),
       tpSize: scene.tp[side],
       extra: readsBack
         ? { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 0.9 }
@@ -196,15 +219,26 @@ async function handOver(
   { prefill, decode, isPush }: { prefill: GroupEngine; decode: GroupEngine; isPush: boolean },
 ): Promise<void> {
   // A hit of a whole prompt is taken for one token less.
-  const hit = (blocks: number) => Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
+  const hit = (blocks: number) =>
+    Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
   const prompt = index + 1;
   const id = (side: string) => `cmpl-r${index}-0-0000${side}`;
-  const produced = { requestId: id("aaaa"), prompt, numTokens, cachedTokens: hit(prefillHitBlocks) };
+  const produced = {
+    requestId: id("aaaa"),
+    prompt,
+    numTokens,
+    cachedTokens: hit(prefillHitBlocks),
+  };
   const cachedTokens = hit(hitBlocks);
   const differs = groups.some(({ isState, isEvicted }) => isState === true || isEvicted === true);
-  const cachedByGroup = groups.map(({ isState, isEvicted }) => (isState || isEvicted ? 0 : cachedTokens));
+  const cachedByGroup = groups.map(({ isState, isEvicted }) =>
+    isState || isEvicted ? 0 : cachedTokens,
+  );
   const consumed = {
-    ...{ requestId: id("bbbb"), prompt, numTokens, cachedTokens },
+    requestId: id("bbbb"),
+    prompt,
+    numTokens,
+    cachedTokens,
     ...(differs ? { cachedByGroup } : {}),
   };
   if (!isPush || !isEarly) {

@@ -11,7 +11,9 @@ const TP_SIZES: readonly [number, number][] = [
   [1, 2],
 ];
 
-/** The tests of a second turn, which P reads back from D: the same caches in the other direction. */
+/**
+ * The tests of a second turn, which P reads back from D: the same caches in the other direction.
+ */
 export function itReadsEveryGroupBack(connector: ConnectorModule): void {
   const play = async (scene: GroupScene) => {
     expect(await playGroupScene(scene, { connector, isPush: false })).toEqual([]);
@@ -34,16 +36,22 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
         // P has the attention's blocks of the first tokens, and the state after them.
         { ...request, numTokens: 64, next: { ...next, hitBlocks: 2 } },
       ],
-      ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 5 },
+      tp,
+      decodeTimes: 1,
+      isStaged: [false, false],
+      seed: 5,
     });
   });
 }
 
-/** The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has answered. */
+/**
+ * The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has
+ * answered.
+ */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {
   const played = (scene: Pick<GroupScene, "groups" | "requests" | "seed"> & Partial<GroupScene>) =>
     playGroupScene(
-      { ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, false] }, ...scene },
+      { tp: [1, 1], decodeTimes: 1, isStaged: [false, false], ...scene },
       { connector, isPush },
     );
   const play = async (scene: Parameters<typeof played>[0]) => {
@@ -72,7 +80,10 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
           { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
         ],
-        ...{ tp: [1, 2], decodeTimes: 2, isStaged, seed: 3 },
+        tp: [1, 2],
+        decodeTimes: 2,
+        isStaged,
+        seed: 3,
       });
     },
   );
@@ -88,7 +99,8 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           // The attention's blocks are cached at D, and the state is not.
           { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
         ],
-        ...{ tp, seed: 5 },
+        tp,
+        seed: 5,
       });
     },
   );
@@ -97,12 +109,17 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     "hits that differ by group: each gets the blocks that it lacks; staged at D %s",
     async (isStaged) => {
       await play({
-        groups: [FULL, { ...FULL, isEvicted: true }, { ...FULL, blockTokens: 32, windowTokens: 40 }],
+        groups: [
+          FULL,
+          { ...FULL, isEvicted: true },
+          { ...FULL, blockTokens: 32, windowTokens: 40 },
+        ],
         requests: [
           { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
           { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
         ],
-        ...{ isStaged: [false, isStaged], seed: 7 },
+        isStaged: [false, isStaged],
+        seed: 7,
       });
     },
   );
@@ -117,7 +134,8 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
           { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
         ],
-        ...{ tp, seed: 11 },
+        tp,
+        seed: 11,
       });
     },
   );
@@ -127,7 +145,9 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       played({
         groups: [FULL],
         requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
-        ...{ tp, seed: 1, cacheDtype: "nvfp4" },
+        tp,
+        seed: 1,
+        cacheDtype: "nvfp4",
       });
     expect(await copied(1, 1)).toEqual([]);
     expect(await copied(2, 2)).toEqual([]);

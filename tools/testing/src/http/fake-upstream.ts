@@ -92,7 +92,11 @@ export const prefillOk: Answer = ({ response, path }) => {
 };
 
 const MODELS = { object: "list", data: [{ id: "m", object: "model" }] };
-export const COMPLETION = { id: "cmpl-1", object: "text_completion", choices: [{ index: 0, text: "hello" }] };
+export const COMPLETION = {
+  id: "cmpl-1",
+  object: "text_completion",
+  choices: [{ index: 0, text: "hello" }],
+};
 
 /** A stream of one choice, whole. */
 export const STREAM = `data: ${JSON.stringify(COMPLETION)}\n\ndata: [DONE]\n\n`;

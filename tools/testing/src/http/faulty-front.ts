@@ -1,8 +1,9 @@
 import { startUpstream } from "./fake-upstream.js";
 
 /**
- * What a front end does wrong. `none`: it is a plain pull proxy. `decode-alone`: it sends requests to D only. `drops-params`: P computes, and D does not get
- * P's `kv_transfer_params` (kserve/kserve#5987). `prefill-twice`: the prefill leg is repeated, and D gets the second answer.
+ * What a front end does wrong. `none`: it is a plain pull proxy. `decode-alone`: it sends requests
+ * to D only. `drops-params`: P computes, and D does not get P's `kv_transfer_params`
+ * (kserve/kserve#5987). `prefill-twice`: the prefill leg is repeated, and D gets the second answer.
  */
 export type FrontFault = "none" | "decode-alone" | "drops-params" | "prefill-twice";
 

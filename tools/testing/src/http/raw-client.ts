@@ -13,7 +13,11 @@ export interface RawClient {
 export function rawClient(url: string, text = "", from?: string): Promise<RawClient> {
   const { hostname, port } = new URL(url);
   let received = "";
-  const socket = connect({ host: hostname, port: Number(port), ...(from ? { localAddress: from } : {}) });
+  const socket = connect({
+    host: hostname,
+    port: Number(port),
+    ...(from ? { localAddress: from } : {}),
+  });
   socket.setEncoding("latin1").on("data", (chunk: string) => {
     received += chunk;
   });

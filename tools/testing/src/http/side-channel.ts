@@ -17,8 +17,8 @@ const fixture = (name: string) =>
     ),
   );
 const METADATA = decodeAgentMetadata(
-  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")]).payload
-    .agentMetadataBytes,
+  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")])
+    .payload.agentMetadataBytes,
 );
 
 /** What an engine announces. */
@@ -40,8 +40,14 @@ export interface FakeSideChannel {
   close(): Promise<void>;
 }
 
-/** The side channel of an engine on the loopback: a listener that answers handshakes, with the factors of the hash as this project's engines do. */
-export async function startSideChannel(engine: () => AnnouncedEngine, port = 0): Promise<FakeSideChannel> {
+/**
+ * The side channel of an engine on the loopback: a listener that answers handshakes, with the
+ * factors of the hash as this project's engines do.
+ */
+export async function startSideChannel(
+  engine: () => AnnouncedEngine,
+  port = 0,
+): Promise<FakeSideChannel> {
   let asked = 0;
   // A process has a NIXL agent of its own.
   const agentMetadata = new TextEncoder().encode(randomUUID());
@@ -56,7 +62,12 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0):
       const blocks = blockSize === undefined ? {} : blocksOf(blockSize);
       const payload = encodeHandshakePayload({
         compatibilityHash: compatibilityHash(factors),
-        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId, agentMetadata }),
+        agentMetadataBytes: encodeAgentMetadata({
+          ...METADATA,
+          ...blocks,
+          engineId,
+          agentMetadata,
+        }),
         extension: announcesFactors ? { version: 1, factors } : undefined,
         rest: {},
       });
@@ -74,7 +85,9 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0):
 
 /** The recorded server's caches in blocks of another size, of a backend whose blocks can be cut. */
 function blocksOf(blockSize: number) {
-  const lengths = METADATA.blockLengthsBytes.map((bytes) => (bytes * blockSize) / METADATA.blockSize);
+  const lengths = METADATA.blockLengthsBytes.map(
+    (bytes) => (bytes * blockSize) / METADATA.blockSize,
+  );
   return {
     blockSize,
     blockLengthsBytes: lengths,

@@ -11,7 +11,10 @@ import {
 
 /** What an attacker knows: everything but the parameters, keys and secrets of others. */
 export interface Known {
-  /** The parameters of another user's request, of which the attacker can observe or guess all but the capability. */
+  /**
+   * The parameters of another user's request, of which the attacker can observe or guess all but
+   * the capability.
+   */
   readonly victim: KvTransferParams;
   /** The parameters of a request of the attacker. */
   readonly own: KvTransferParams;
@@ -34,7 +37,10 @@ export const FORGED_PARAMS = {
     ...own,
     remote_block_ids: victim.remote_block_ids,
   }),
-  "own capability, other request": ({ own, victim }: Known) => ({ ...victim, kv_peer: own.kv_peer }),
+  "own capability, other request": ({ own, victim }: Known) => ({
+    ...victim,
+    kv_peer: own.kv_peer,
+  }),
   "guessed capability": ({ victim }: Known) => ({
     ...victim,
     kv_peer: { ...(victim.kv_peer as object), capability: newCapability() },
@@ -52,7 +58,10 @@ export const FORGED_PARAMS = {
   "other engine": ({ own }: Known) => ({ ...own, remote_engine_id: "q" }),
 } as const;
 
-/** Parameters that poison D's prefix cache where no key is required: nothing in them can be checked. `SECURITY.md` says so. */
+/**
+ * Parameters that poison D's prefix cache where no key is required: nothing in them can be checked.
+ * `SECURITY.md` says so.
+ */
 export const POISONING_PARAMS = {
   "own listener without a process": ({ own, rogue }: Known) => ({
     ...own,
@@ -63,8 +72,9 @@ export const POISONING_PARAMS = {
 } as const;
 
 /**
- * Requests of a client that may use both P and D and forges nothing: D gets the parameters of the client's own prompt with another prompt. The
- * difference to the client's own prompt, given the victim's.
+ * Requests of a client that may use both P and D and forges nothing: D gets the parameters of the
+ * client's own prompt with another prompt. The difference to the client's own prompt, given the
+ * victim's.
  */
 export const OTHER_PROMPTS = {
   "the victim's prompt": ({ prompt }: VictimsPrompt) => ({ prompt }),
@@ -76,7 +86,10 @@ export const OTHER_PROMPTS = {
     prompt,
     cachedTokens: 16,
   }),
-  "the tokens of the client's prompt with another adapter": ({ prompt }: VictimsPrompt, own: number) => ({
+  "the tokens of the client's prompt with another adapter": (
+    { prompt }: VictimsPrompt,
+    own: number,
+  ) => ({
     prompt,
     sameTokensAs: own,
   }),
@@ -101,7 +114,8 @@ export const FORGED_FOR_PREFILL = {
       capability: capabilityOf(own),
     }),
   registration: (known: Known) => encodeRegistration(...registrationOf(known, [[0, 1, 2]]), true),
-  "plain registration": (known: Known) => encodeRegistration(...registrationOf(known, [[0, 1, 2]]), false),
+  "plain registration": (known: Known) =>
+    encodeRegistration(...registrationOf(known, [[0, 1, 2]]), false),
   "empty registration": (known: Known) => encodeWithdrawal(...registrationOf(known, [])),
 } as const;
 
@@ -113,8 +127,12 @@ export const FORGED_FOR_DECODE = {
     encodeRegistrationWritten({ wireId: decodeRequestId, readers: 1, secret: newCapability() }),
   ended: ({ decodeRequestId, decode: { incarnation } }: Known) =>
     encodeRegistrationEnded({
-      ...{ wireId: decodeRequestId, incarnation, generation: 1, secret: newCapability() },
-      ...{ code: "KV_REQUEST_ABORTED", message: "forged" },
+      wireId: decodeRequestId,
+      incarnation,
+      generation: 1,
+      secret: newCapability(),
+      code: "KV_REQUEST_ABORTED",
+      message: "forged",
     }),
 } as const;
 
@@ -122,7 +140,10 @@ function capabilityOf({ kv_peer }: KvTransferParams): string {
   return (kv_peer as { capability: string }).capability;
 }
 
-/** A registration under D's name for the victim's request. It retires all of D's registrations, and has the attacker's capability. */
+/**
+ * A registration under D's name for the victim's request. It retires all of D's registrations, and
+ * has the attacker's capability.
+ */
 function registrationOf(
   { victim, own, decode, decodeRequestId }: Known,
   localBlockIds: readonly (readonly number[])[],
@@ -131,17 +152,22 @@ function registrationOf(
   const numTokens = Number(victim.remote_num_tokens);
   return [
     {
-      ...{ requestId: decodeRequestId, wireId: decodeRequestId, secret: newCapability() },
-      ...{ generation: 2 ** 40, oldestOpen: 2 ** 40, numTokens, localBlockIds, localComputedBlocks: [0] },
-      ...{ host: decode.host, port: decode.port },
+      requestId: decodeRequestId,
+      wireId: decodeRequestId,
+      secret: newCapability(),
+      generation: 2 ** 40,
+      oldestOpen: 2 ** 40,
+      numTokens,
+      localBlockIds,
+      localComputedBlocks: [0],
+      host: decode.host,
+      port: decode.port,
       remote: {
-        ...{
-          engineId: "p",
-          host: "p",
-          port: Number(victim.remote_port),
-          tpSize: Number(victim.tp_size),
-          ppSize: 1,
-        },
+        engineId: "p",
+        host: "p",
+        port: Number(victim.remote_port),
+        tpSize: Number(victim.tp_size),
+        ppSize: 1,
         requestId: String(victim.remote_request_id),
         lease: { ...lease, capability: capabilityOf(own) },
       },

@@ -3,11 +3,17 @@ import type { Notification, Transport } from "@kv/interface";
 /** A transport whose agents get forged notifications besides the real ones. */
 export interface InjectableTransport {
   wrap(transport: Transport): Transport;
-  /** Delivers a notification to every agent, as from each agent that it knows, and as from an unknown one. */
+  /**
+   * Delivers a notification to every agent, as from each agent that it knows, and as from an
+   * unknown one.
+   */
   inject(payload: Uint8Array): void;
 }
 
-/** `rewrite` changes each payload before the agent gets it; with it, a test takes out a check of the receiver. */
+/**
+ * `rewrite` changes each payload before the agent gets it; with it, a test takes out a check of the
+ * receiver.
+ */
 export function injectableTransport(
   rewrite: (payload: Uint8Array) => Uint8Array = (payload) => payload,
   sent: (payload: Uint8Array) => void = () => {},
@@ -47,7 +53,8 @@ export function injectableTransport(
                 wake = () => resolve(undefined);
               });
               const arrived = forged.length > 0 ? undefined : await Promise.race([next, woken]);
-              for (const { from, payload } of forged.splice(0)) yield { from, payload: rewrite(payload) };
+              for (const { from, payload } of forged.splice(0))
+                yield { from, payload: rewrite(payload) };
               if (arrived === undefined) continue;
               if (arrived.done === true) return;
               next = real.next();

@@ -1,7 +1,12 @@
 import type { ConnectorModule, KvTransferParams } from "@kv/interface";
 import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
 import { memoryNetwork, memorySideChannel, seededRandom, virtualClock } from "@kv/transport-memory";
-import { coordinatesOf, createSimEngine, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
+import {
+  coordinatesOf,
+  createSimEngine,
+  outcomeOf,
+  type SimEngine,
+} from "../simulator/sim-engine.js";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 import {
   FORGED_FOR_DECODE,
@@ -69,11 +74,15 @@ export const MOVES: readonly string[] = Object.entries(TABLES).flatMap(([table, 
 const END_MS = 120_000;
 
 /**
- * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end well, bytes of another prompt in D's blocks, KV of a
- * stranger's listener that D may put into its prefix cache, and metadata for a stranger without the key. Excluded, without a key: the bytes of
+ * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end
+ * well, bytes of another prompt in D's blocks, KV of a stranger's listener that D may put into its
+ * prefix cache, and metadata for a stranger without the key. Excluded, without a key: the bytes of
  * attackers' own requests that `POISONING_PARAMS` or a listener that copies P's process brought in.
  */
-export async function playScene(scene: Scene, options: SceneOptions = {}): Promise<readonly string[]> {
+export async function playScene(
+  scene: Scene,
+  options: SceneOptions = {},
+): Promise<readonly string[]> {
   const { connector, keyFile, takenOut } = options;
   const clock = virtualClock();
   const network = memoryNetwork({
@@ -94,20 +103,32 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   const ofDecode = { incarnation: "d" };
   let incarnation = "";
   const atPrefill = injectableTransport((payload) =>
-    takenOut === "capability" ? withProof(payload, "capability", (id) => capabilities.get(id)) : payload,
+    takenOut === "capability"
+      ? withProof(payload, "capability", (id) => capabilities.get(id))
+      : payload,
   );
   const atDecode = injectableTransport(
-    (payload) => (takenOut === "secret" ? withProof(payload, "secret", (id) => secrets.get(id)) : payload),
+    (payload) =>
+      takenOut === "secret" ? withProof(payload, "secret", (id) => secrets.get(id)) : payload,
     (payload) => rememberRegistration(payload, secrets, ofDecode),
   );
   const extra = {
-    ...{ require_kv_peer: true, kv_lease_duration: 6, request_timeout: 15, decoder_kv_blocks_ttl: 20 },
+    require_kv_peer: true,
+    kv_lease_duration: 6,
+    request_timeout: 15,
+    decoder_kv_blocks_ttl: 20,
     ...(keyFile === undefined ? {} : { handshake_key_file: keyFile }),
   };
   const start = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
     clock.settle(
       createSimEngine({
-        ...{ network, hostName, engineId, tpSize: scene.prefillTp, blockSize: 16, numBlocks: 96, violation },
+        network,
+        hostName,
+        engineId,
+        tpSize: scene.prefillTp,
+        blockSize: 16,
+        numBlocks: 96,
+        violation,
         ...(connector === undefined ? {} : { connector }),
         ...more,
       }),
@@ -117,10 +138,14 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   const ofD = memorySideChannel({ network, host: "d" });
   const trusting = { process: "rogue", blocks: "p" }[takenOut as string];
   const d = await start("d", "d", {
-    ...{ extra, tpSize: scene.decodeTp, handsEqualTokens },
+    extra,
+    tpSize: scene.decodeTp,
+    handsEqualTokens,
     received(requestId, isVerified) {
       if (plainRequests.has(requestId) && isVerified)
-        found.push(`D may cache the KV of request ${requestId}, which no P compared with its prompt`);
+        found.push(
+          `D may cache the KV of request ${requestId}, which no P compared with its prompt`,
+        );
       if (users.has(requestId) && !isVerified)
         found.push(`D does not cache the KV of the user's ${requestId}`);
     },
@@ -139,7 +164,10 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   const random = seededRandom(`ids ${scene.seed}`);
   const params = new Map<number, KvTransferParams>();
 
-  async function honest({ atMs, waitMs, numTokens, atOnce }: HonestRequest, n: number): Promise<void> {
+  async function honest(
+    { atMs, waitMs, numTokens, atOnce }: HonestRequest,
+    n: number,
+  ): Promise<void> {
     await sleep(atMs);
     const unguessable = `cmpl-${random.uuid()}`;
     const prefillId = atOnce ? `${unguessable}-00000001` : `r${n}`;
@@ -182,7 +210,9 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
     const rogue = copies ? copy : plainRogue;
     const port = rogue.address.port;
     const known: Known = {
-      ...{ victim: of, own, decodeRequestId: `d${victim % scene.requests.length}` },
+      victim: of,
+      own,
+      decodeRequestId: `d${victim % scene.requests.length}`,
       rogue: { host: copies ? "copy" : "rogue", port },
       decode: { ...decodeHost, incarnation: ofDecode.incarnation, tpSize: scene.decodeTp },
     };
@@ -200,7 +230,9 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
       const isPoison = table === "poison" || (copies && isToListener);
       if (keyFile === undefined && isPoison) poisoned.add(requestId);
       if (isToListener && !copies) plainRequests.add(requestId);
-      await outcomeOf(d.decode({ requestId, prompt, numTokens, params: forged as KvTransferParams }));
+      await outcomeOf(
+        d.decode({ requestId, prompt, numTokens, params: forged as KvTransferParams }),
+      );
     }
     if (keyFile !== undefined && (await learns(stranger, p, network.host("p").name)))
       found.push("a stranger without the key got the metadata of P");

@@ -1,7 +1,10 @@
 import fc from "fast-check";
 import { MOVES, type Scene } from "./isolation-scene.js";
 
-/** Random scenes: users, and what attackers do meanwhile. `atOnce`: some users send both legs at once, for push. */
+/**
+ * Random scenes: users, and what attackers do meanwhile. `atOnce`: some users send both legs at
+ * once, for push.
+ */
 export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
   return fc.record({
     seed: fc.nat(),

@@ -12,18 +12,27 @@ import {
 } from "@kv/protocol";
 
 /**
- * A check that a scene takes out from outside. The scene must then find a violation; otherwise it proves nothing.
- * process: D believes that whatever answers is the process that the parameters name. blocks: D believes that P holds whatever D has read.
- * capability: P believes that each message has the right capability. secret: D believes that each notice has the right secret. prompt: all prompts
- * have equal tokens for P and D.
+ * A check that a scene takes out from outside. The scene must then find a violation; otherwise it
+ * proves nothing. process: D believes that whatever answers is the process that the parameters
+ * name. blocks: D believes that P holds whatever D has read. capability: P believes that each
+ * message has the right capability. secret: D believes that each notice has the right secret.
+ * prompt: all prompts have equal tokens for P and D.
  */
 export type TakenOut = "process" | "blocks" | "capability" | "secret" | "prompt";
 
-/** A side channel whose replies to handshakes name `incarnation`, and whose lease replies say that the blocks are held. */
-export function believing(sideChannel: SideChannel, incarnation: () => string, host?: string): SideChannel {
+/**
+ * A side channel whose replies to handshakes name `incarnation`, and whose lease replies say that
+ * the blocks are held.
+ */
+export function believing(
+  sideChannel: SideChannel,
+  incarnation: () => string,
+  host?: string,
+): SideChannel {
   return {
     ...sideChannel,
-    withEncryption: (keys) => believing(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation, host),
+    withEncryption: (keys) =>
+      believing(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation, host),
     async request(options) {
       if (host !== undefined && options.host !== host) return sideChannel.request(options);
       const query = decodeLeaseQuery(options.frames);
@@ -37,11 +46,15 @@ export function believing(sideChannel: SideChannel, incarnation: () => string, h
   };
 }
 
-/** A side channel whose listener answers as the process `incarnation` does, as far as a stranger can. */
+/**
+ * A side channel whose listener answers as the process `incarnation` does, as far as a stranger
+ * can.
+ */
 export function copying(sideChannel: SideChannel, incarnation: () => string): SideChannel {
   return {
     ...sideChannel,
-    withEncryption: (keys) => copying(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation),
+    withEncryption: (keys) =>
+      copying(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation),
     listen: (options) =>
       sideChannel.listen({
         ...options,
@@ -67,12 +80,18 @@ function naming(
   const payload = decodeHandshakePayload(first);
   const extension = { ...payload.extension, incarnation };
   return [
-    sealHandshake(encodeHandshakePayload({ ...payload, extension }), decodeHandshakeRequest(request)),
+    sealHandshake(
+      encodeHandshakePayload({ ...payload, extension }),
+      decodeHandshakeRequest(request),
+    ),
     clock,
   ];
 }
 
-/** Replaces the proofs in extension messages and registrations by the right ones, which `proofOf` knows by the id of the request. */
+/**
+ * Replaces the proofs in extension messages and registrations by the right ones, which `proofOf`
+ * knows by the id of the request.
+ */
 export function withProof(
   payload: Uint8Array,
   field: "capability" | "secret",
@@ -101,7 +120,8 @@ function proven(
   proofOf: (requestId: string) => string | undefined,
 ): Plain {
   const proof = proofOf(String(message.request_id));
-  if (message[field] !== undefined) return proof === undefined ? message : { ...message, [field]: proof };
+  if (message[field] !== undefined)
+    return proof === undefined ? message : { ...message, [field]: proof };
   // A registration has the capability in the part that names the request at P.
   const { kv_peer } = message as { kv_peer?: Plain & { prefill?: Plain } };
   if (kv_peer?.prefill === undefined) return message;

@@ -2,9 +2,14 @@ import { existsSync } from "node:fs";
 import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 
-const FAKE_CUDA = fileURLToPath(new URL("../../../../native/build/fake_cuda.node", import.meta.url));
+const FAKE_CUDA = fileURLToPath(
+  new URL("../../../../native/build/fake_cuda.node", import.meta.url),
+);
 
-/** Why tests with the fake driver cannot run; undefined when they can. With CI=true the reason is an error. */
+/**
+ * Why tests with the fake driver cannot run; undefined when they can. With CI=true the reason is an
+ * error.
+ */
 export const fakeCudaMissing: string | undefined = existsSync(FAKE_CUDA)
   ? undefined
   : "run: node native/build.mjs";
@@ -17,5 +22,8 @@ export interface FakeCuda {
   split(address: number, firstBytes: number, deviceOfRest: number): void;
 }
 
-/** Loads a fake of CUDA's driver into this process, in the place of the real one: it has two devices of host memory. */
+/**
+ * Loads a fake of CUDA's driver into this process, in the place of the real one: it has two devices
+ * of host memory.
+ */
 export const loadFakeCuda = (): FakeCuda => createRequire(import.meta.url)(FAKE_CUDA) as FakeCuda;

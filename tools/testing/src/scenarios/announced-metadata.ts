@@ -10,7 +10,10 @@ import {
 import { expect, it } from "vitest";
 import { createScenario } from "./scenario.js";
 
-/** The connector of an engine that announces other values in its handshakes, as one with another parallelism would. */
+/**
+ * The connector of an engine that announces other values in its handshakes, as one with another
+ * parallelism would.
+ */
 function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>): ConnectorModule {
   return {
     ...connector,
@@ -38,7 +41,10 @@ function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>):
 export function itReadsAnnouncedMetadata(connector: ConnectorModule): void {
   it("a producer with prefill context parallelism serves a D, as in vLLM 0.33", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p", { connector: announcing(connector, { pcpSize: 2 }), tpSize: 2 });
+    const p = await play.engine("p", {
+      connector: announcing(connector, { pcpSize: 2 }),
+      tpSize: 2,
+    });
     const d = await play.engine("d");
     expect(await play.handedOver(p, d)).toBe("ok");
     await play.end();

@@ -4,7 +4,10 @@ import { createScenario, prompt } from "./scenario.js";
 
 const MLA = { kind: "mla", numKvHeads: 1 } as const;
 
-/** Engines whose ranks share a sequence by decode context parallelism: tensor-parallel and DCP size of each side. */
+/**
+ * Engines whose ranks share a sequence by decode context parallelism: tensor-parallel and DCP size
+ * of each side.
+ */
 const SIZES = [
   { p: [1, 1], d: [2, 2] },
   { p: [2, 1], d: [2, 2] },

@@ -3,7 +3,10 @@ import type { FaultRule } from "@kv/transport-memory";
 import { expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
 
-/** A rule for D's heartbeats in vLLM's form, and how many D has sent; `isLost` gets the number of each, from 1. */
+/**
+ * A rule for D's heartbeats in vLLM's form, and how many D has sent; `isLost` gets the number of
+ * each, from 1.
+ */
 export function heartbeats(isLost: (n: number) => boolean = () => false): {
   rule: FaultRule;
   sent(): number;
@@ -14,7 +17,10 @@ export function heartbeats(isLost: (n: number) => boolean = () => false): {
     sent += 1;
     return isLost(sent);
   };
-  return { rule: { fault: "fail", operation: "NOTIFY", from: "d", where: matches }, sent: () => sent };
+  return {
+    rule: { fault: "fail", operation: "NOTIFY", from: "d", where: matches },
+    sent: () => sent,
+  };
 }
 
 /** The test of `kv_lease_duration` at P. */

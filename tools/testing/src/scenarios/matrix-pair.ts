@@ -3,7 +3,10 @@ import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@k
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 
-/** One pair of engines in a connector's test matrix: TP sizes, block sizes, and KV heads of the model. */
+/**
+ * One pair of engines in a connector's test matrix: TP sizes, block sizes, and KV heads of the
+ * model.
+ */
 export interface MatrixCase {
   readonly p: number;
   /** Pipeline stages of P. */
@@ -24,13 +27,16 @@ export interface MatrixPair {
   readonly decode: SimEngine;
   readonly random: SeededRandom;
   sleep(ms: number): Promise<void>;
-  /** Number of prompt tokens of the n-th request that D already has: none, one block, two blocks, or all tokens. */
+  /**
+   * Number of prompt tokens of the n-th request that D already has: none, one block, two blocks, or
+   * all tokens.
+   */
   cachedTokens(n: number, numTokens: number): number;
 }
 
 /**
- * Runs `requests` requests at once between two engines in virtual time. Expects that the engines hold nothing one second later, long
- * before a lease would end.
+ * Runs `requests` requests at once between two engines in virtual time. Expects that the engines
+ * hold nothing one second later, long before a lease would end.
  */
 export async function expectAllArrive(
   { p, stages = 1, d, blocks, heads, kind, fromHndToNhd = false, permutesLocalKv }: MatrixCase,
@@ -44,15 +50,35 @@ export async function expectAllArrive(
   },
 ): Promise<void> {
   const clock = virtualClock();
-  const random = seededRandom(`matrix ${p} ${stages} ${d} ${blocks.join(" ")} ${heads}${options.seed}`);
-  const network = memoryNetwork({ clock, random, latency: { latencyMs: 1, jitterMs: 2, minPieces: 3 } });
+  const random = seededRandom(
+    `matrix ${p} ${stages} ${d} ${blocks.join(" ")} ${heads}${options.seed}`,
+  );
+  const network = memoryNetwork({
+    clock,
+    random,
+    latency: { latencyMs: 1, jitterMs: 2, minPieces: 3 },
+  });
   const violations: string[] = [];
   const numLayers = stages === 1 ? 2 : 5;
-  const engine = (hostName: string, tpSize: number, ppSize: number, blockSize: number, skewMs: number) =>
+  const engine = (
+    hostName: string,
+    tpSize: number,
+    ppSize: number,
+    blockSize: number,
+    skewMs: number,
+  ) =>
     createSimEngine({
       ...(fromHndToNhd && hostName === "d" ? { layout: "LBNHC", permutesLocalKv } : {}),
-      ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs },
-      ...{ numKvHeads: heads, kind, numBlocks: 128 },
+      network,
+      hostName,
+      tpSize,
+      ppSize,
+      numLayers,
+      blockSize,
+      skewMs,
+      numKvHeads: heads,
+      kind,
+      numBlocks: 128,
       connector: options.connector,
       extra: options.extra ?? {},
       engineId: `${hostName}-engine`,
@@ -61,12 +87,16 @@ export async function expectAllArrive(
   const prefill = await engine("p", p, stages, blocks[0], 5_000_000);
   const decode = await engine("d", d, 1, blocks[1], 0);
   const pair: MatrixPair = {
-    ...{ prefill, decode, random },
+    prefill,
+    decode,
+    random,
     sleep: (ms) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),
     cachedTokens: (n, numTokens) =>
       Math.min(([0, 1, 2, Number.POSITIVE_INFINITY][n % 4] ?? 0) * blocks[1], numTokens),
   };
-  await clock.settle(Promise.all(Array.from({ length: options.requests }, (_, n) => options.one(n, pair))));
+  await clock.settle(
+    Promise.all(Array.from({ length: options.requests }, (_, n) => options.one(n, pair))),
+  );
   await clock.advance(1000);
   expect(violations).toEqual([]);
   for (const each of [prefill, decode]) {

@@ -14,7 +14,8 @@ export function itLandsEachLayer(connector: ConnectorModule, tpSize: number): vo
       /** The caches of each rank of P, layer by layer. */
       const memories: Memory[] = [];
       const p = await play.engine("p", {
-        ...{ ...STAGED, tpSize },
+        ...STAGED,
+        tpSize,
         wrapTransport: (transport) => ({
           ...transport,
           allocate(...given) {
@@ -28,12 +29,16 @@ export function itLandsEachLayer(connector: ConnectorModule, tpSize: number): vo
       const params = await play.clock.settle(p.prefill(prompt(1)));
       expect(memories).toHaveLength(5 * tpSize);
       // Flips one bit of each byte in the last layer of the rank.
-      const [layer, last] = rank < tpSize ? [2, 3 * rank + 2] : [4, 3 * tpSize + 2 * (rank - tpSize) + 1];
+      const [layer, last] =
+        rank < tpSize ? [2, 3 * rank + 2] : [4, 3 * tpSize + 2 * (rank - tpSize) + 1];
       const spoilt = memories[last] as Memory & { bytes: Uint8Array };
       for (const [at, byte] of spoilt.bytes.entries()) spoilt.bytes[at] = byte ^ 1;
       expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
-      const wrong = play.violations.splice(0).map((what) => what.match(/rank \d, layer \d/)?.[0] ?? what);
-      // With TP 1, both decode ranks get the changed layer; with TP 2, only the rank with the same heads. `firstWrong` names the first one.
+      const wrong = play.violations
+        .splice(0)
+        .map((what) => what.match(/rank \d, layer \d/)?.[0] ?? what);
+      // With TP 1, both decode ranks get the changed layer; with TP 2, only the rank with the same
+      // heads. `firstWrong` names the first one.
       expect([...new Set(wrong)]).toEqual([`rank ${rank % tpSize}, layer ${layer}`]);
       await play.end();
     }

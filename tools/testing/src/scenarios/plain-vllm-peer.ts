@@ -1,7 +1,14 @@
 import type { SideChannel } from "@kv/interface";
-import { decodeHandshakePayload, decodeHandshakeRequest, encodeHandshakePayload } from "@kv/protocol";
+import {
+  decodeHandshakePayload,
+  decodeHandshakeRequest,
+  encodeHandshakePayload,
+} from "@kv/protocol";
 
-/** A side channel whose listener answers only handshakes, as vLLM does. Its replies leave out the fields that only our peers understand. */
+/**
+ * A side channel whose listener answers only handshakes, as vLLM does. Its replies leave out the
+ * fields that only our peers understand.
+ */
 export function plainSideChannel(sideChannel: SideChannel): SideChannel {
   return {
     ...sideChannel,

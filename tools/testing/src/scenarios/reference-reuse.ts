@@ -4,10 +4,16 @@ import { isLongRun } from "../long-run.js";
 import type { SimEngine } from "../simulator/sim-engine.js";
 import { createScenario, prompt } from "./scenario.js";
 
-/** P's cache holds one prompt: as soon as P frees its blocks they are poisoned, and the next prompt takes them. */
+/**
+ * P's cache holds one prompt: as soon as P frees its blocks they are poisoned, and the next prompt
+ * takes them.
+ */
 const ONE_PROMPT = { numBlocks: 3 };
 
-/** D's id of the n-th request that uses the reference. A vLLM P that pushes finds its own request by it: by its name without the last digits. */
+/**
+ * D's id of the n-th request that uses the reference. A vLLM P that pushes finds its own request by
+ * it: by its name without the last digits.
+ */
 const idOf = (n: number) => `r1-0000000${n}`;
 
 /** The outcome is looked at later. */
@@ -17,9 +23,10 @@ function handled<T>(work: Promise<T>): Promise<T> {
 }
 
 /**
- * Scenarios in which a reference of a P (its `kv_transfer_params`) is used more than once at one D, for P's of `@kv` and vLLM P's, without and with a
- * prefix hit. `sharesReferences`: requests that D has seen together all get their KV (pull); else the first alone does, and the others are refused at
- * once (push). The engines report wrong bytes as violations.
+ * Scenarios in which a reference of a P (its `kv_transfer_params`) is used more than once at one D,
+ * for P's of `@kv` and vLLM P's, without and with a prefix hit. `sharesReferences`: requests that D
+ * has seen together all get their KV (pull); else the first alone does, and the others are refused
+ * at once (push). The engines report wrong bytes as violations.
  */
 export function describeReferenceReuse(
   connector: ConnectorModule,
@@ -31,7 +38,8 @@ export function describeReferenceReuse(
     [1, 2],
   ].flatMap(([prefillTp = 1, decodeTp = 1], at) =>
     [true, false].flatMap((plain) =>
-      // In the short form each size has both kinds of P, and with each of them another hit than the size before it.
+      // In the short form each size has both kinds of P, and with each of them another hit than the
+      // size before it.
       [0, 16]
         .filter((cachedTokens) => isLongRun || (cachedTokens === 0) === (plain === (at % 2 === 0)))
         .map((cachedTokens) => ({ prefillTp, decodeTp, plain, cachedTokens })),
@@ -52,7 +60,11 @@ export function describeReferenceReuse(
         return { play, p, d, params, use };
       }
       /** P computes other prompts, in the same blocks. */
-      const useBlocksAnew = async (play: ReturnType<typeof createScenario>, p: SimEngine, d: SimEngine) => {
+      const useBlocksAnew = async (
+        play: ReturnType<typeof createScenario>,
+        p: SimEngine,
+        d: SimEngine,
+      ) => {
         for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
       };
       const others = sharesReferences ? "ok" : "KV_REFERENCE_USED";
@@ -73,7 +85,9 @@ export function describeReferenceReuse(
         "vllm#43509: serves requests that share it, with READ %i 300 ms slower than the others",
         async (nth) => {
           const { play, p, d, use } = await start();
-          play.network.setFaults([{ fault: "delay", operation: ["READ", "WRITE"], nth, delayMs: 300 }]);
+          play.network.setFaults([
+            { fault: "delay", operation: ["READ", "WRITE"], nth, delayMs: 300 },
+          ]);
           const [first, second, third] = [use(1), use(2), use(3)];
           const next = p.prefill(prompt(2));
           expect(await play.outcome(first)).toBe("ok");
@@ -98,9 +112,9 @@ export function describeReferenceReuse(
         const [first, second] = [use(1), use(2)];
         expect(await play.outcome(first)).toBe("ok");
         expect(await play.outcome(second)).toBe(others);
-        expect(await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) }))).toBe(
-          "ok",
-        );
+        expect(
+          await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) })),
+        ).toBe("ok");
         await play.end();
       });
 
@@ -142,9 +156,9 @@ export function describeReferenceReuse(
         expect(await play.outcome(first)).toBe("ok");
         expect(await play.outcome(refused)).toBe("KV_REQUEST_INVALID");
         play.network.setFaults([]);
-        expect(await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) }))).toBe(
-          "ok",
-        );
+        expect(
+          await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) })),
+        ).toBe("ok");
         await play.end();
       });
 

@@ -44,11 +44,14 @@ export function createScenario({
     counted: (hostName: string, name: keyof typeof METRICS) =>
       metrics.get(hostName)?.total(METRICS[name]) ?? 0,
     logged: (hostName: string, event: string) =>
-      events.filter(([host, logged]) => host === hostName && logged === event).map(([, , fields]) => fields),
+      events
+        .filter(([host, logged]) => host === hostName && logged === event)
+        .map(([, , fields]) => fields),
     async engine(hostName: string, options: Partial<SimEngineOptions> = {}): Promise<SimEngine> {
       const own = metrics.get(hostName) ?? memoryMetrics();
       metrics.set(hostName, own);
-      const log = (event: string, fields: LogFields = {}) => void events.push([hostName, event, fields]);
+      const log = (event: string, fields: LogFields = {}) =>
+        void events.push([hostName, event, fields]);
       const engine = await clock.settle(
         createSimEngine({
           network,
@@ -67,7 +70,10 @@ export function createScenario({
       engines.push(engine);
       return engine;
     },
-    /** An agent on `hostName` that belongs to no engine. It has completed a handshake with the engine that the parameters name. */
+    /**
+     * An agent on `hostName` that belongs to no engine. It has completed a handshake with the
+     * engine that the parameters name.
+     */
     async stranger(hostName: string, params: KvTransferParams) {
       const transport = memoryTransport({ network, host: hostName });
       const sideChannel = memorySideChannel({ network, host: hostName });
@@ -80,7 +86,9 @@ export function createScenario({
           timeoutMs: 1000,
         }),
       );
-      const { agentMetadata } = decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
+      const { agentMetadata } = decodeAgentMetadata(
+        decodeHandshakeReply(frames).payload.agentMetadataBytes,
+      );
       const remote = await agent.addRemote(agentMetadata);
       return {
         notify: (payload: Uint8Array) => agent.notify(remote, payload),

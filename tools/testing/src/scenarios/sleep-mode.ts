@@ -2,7 +2,10 @@ import type { ConnectorModule } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
 
-/** An engine takes its caches back from the transport, as in vLLM's sleep mode, and registers them again. */
+/**
+ * An engine takes its caches back from the transport, as in vLLM's sleep mode, and registers them
+ * again.
+ */
 export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" | "WRITE"): void {
   describe.each(["p", "d"] as const)("sleep mode of %s", (sleeper) => {
     it.each([1, 2])(
@@ -41,18 +44,21 @@ export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" |
       },
     );
   });
-  it.each(["p", "d"] as const)("the first request after a long sleep of %s is served", async (sleeper) => {
-    const play = createScenario({ connector });
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const engine = { p, d }[sleeper];
-    expect(await play.handedOver(p, d, 1)).toBe("ok");
-    await play.clock.settle(engine.sleep());
-    await play.clock.advance(60_000);
-    await play.clock.settle(engine.wakeUp());
-    expect(await play.handedOver(p, d, 2)).toBe("ok");
-    await play.end();
-  });
+  it.each(["p", "d"] as const)(
+    "the first request after a long sleep of %s is served",
+    async (sleeper) => {
+      const play = createScenario({ connector });
+      const p = await play.engine("p");
+      const d = await play.engine("d");
+      const engine = { p, d }[sleeper];
+      expect(await play.handedOver(p, d, 1)).toBe("ok");
+      await play.clock.settle(engine.sleep());
+      await play.clock.advance(60_000);
+      await play.clock.settle(engine.wakeUp());
+      expect(await play.handedOver(p, d, 2)).toBe("ok");
+      await play.end();
+    },
+  );
 
   it("a prompt whose last step was P's last before the sleep is lost: no D gets it, and its blocks are free", async () => {
     const play = createScenario({ connector });

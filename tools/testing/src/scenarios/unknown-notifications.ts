@@ -10,10 +10,16 @@ const UNKNOWN = [
   bytes("HB2:a,b"),
   bytes("no colon"),
   Uint8Array.of(0xff, 0xfe, 0x00),
-  encodeNotification({ kind: "extension", message: { type: "from-the-future", request_ids: ["r2"] } }),
+  encodeNotification({
+    kind: "extension",
+    message: { type: "from-the-future", request_ids: ["r2"] },
+  }),
 ];
 
-/** A notification that this version does not know is counted, and nothing else happens: a pair keeps moving the right bytes. */
+/**
+ * A notification that this version does not know is counted, and nothing else happens: a pair keeps
+ * moving the right bytes.
+ */
 export function itIgnoresUnknownNotifications(connector: ConnectorModule): void {
   it("vllm#50754: a notification of an unknown form is ignored and counted, at P and at D", async () => {
     const play = createScenario({ connector });
@@ -25,10 +31,12 @@ export function itIgnoresUnknownNotifications(connector: ConnectorModule): void 
       await play.stranger("x", atP),
       await play.stranger("y", { ...atP, remote_host: host, remote_port: port }),
     ];
-    for (const peer of peers) for (const payload of UNKNOWN) await play.clock.settle(peer.notify(payload));
+    for (const peer of peers)
+      for (const payload of UNKNOWN) await play.clock.settle(peer.notify(payload));
     expect(await play.outcome(d.decode({ ...prompt(1), params: atP }))).toBe("ok");
     expect(await play.handedOver(p, d, 2)).toBe("ok");
-    for (const host of ["p", "d"]) expect(play.counted(host, "ignoredNotifications")).toBe(UNKNOWN.length);
+    for (const host of ["p", "d"])
+      expect(play.counted(host, "ignoredNotifications")).toBe(UNKNOWN.length);
     for (const peer of peers) await peer.close();
     await play.end();
   });

@@ -6,8 +6,9 @@ import { type createScenario, prompt } from "./scenario.js";
 export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
 
 /**
- * The first request's KV never arrives, so the second request waits for free blocks for longer than a lease. Heartbeats extend its lease.
- * `whileWaiting` runs during the wait and can check what `p` holds. At the end, the second request receives its KV.
+ * The first request's KV never arrives, so the second request waits for free blocks for longer than
+ * a lease. Heartbeats extend its lease. `whileWaiting` runs during the wait and can check what `p`
+ * holds. At the end, the second request receives its KV.
  */
 export async function expectKeptWaiting(
   play: ReturnType<typeof createScenario>,
@@ -16,7 +17,9 @@ export async function expectKeptWaiting(
   whileWaiting: () => void,
 ): Promise<void> {
   play.network.setFaults([{ fault: "drop", operation: "READ", times: 1 }]);
-  const [first, second] = await play.clock.settle(Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]));
+  const [first, second] = await play.clock.settle(
+    Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]),
+  );
   const one = d.decode({ ...prompt(1), requestId: "d1", params: first });
   one.catch(() => {});
   await play.clock.advance(10);

@@ -5,7 +5,10 @@ import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 
-/** Engines in real time. Their handshakes use ZMQ on the loopback interface, and their transfers use the memory transport. */
+/**
+ * Engines in real time. Their handshakes use ZMQ on the loopback interface, and their transfers use
+ * the memory transport.
+ */
 export function zmqEngines(connector: ConnectorModule) {
   const network = memoryNetwork();
   const violations: string[] = [];
@@ -17,7 +20,14 @@ export function zmqEngines(connector: ConnectorModule) {
       extra: SimEngineOptions["extra"] = {},
     ): Promise<SimEngine> {
       const engine = await createSimEngine({
-        ...{ network, hostName, engineId: hostName, tpSize, blockSize: 16, numBlocks: 64, connector, extra },
+        network,
+        hostName,
+        engineId: hostName,
+        tpSize,
+        blockSize: 16,
+        numBlocks: 64,
+        connector,
+        extra,
         sideChannel: zmqSideChannel(),
         violation: (what) => void violations.push(what),
       });

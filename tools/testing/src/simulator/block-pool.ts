@@ -1,6 +1,6 @@
 /**
- * Blocks of a simulated engine. Allocates the most recently freed block first, so that a block freed too early is overwritten as soon
- * as possible.
+ * Blocks of a simulated engine. Allocates the most recently freed block first, so that a block
+ * freed too early is overwritten as soon as possible.
  */
 export interface BlockPool {
   /** Undefined when there are not enough free blocks. */

@@ -1,15 +1,18 @@
 import type { KvCacheConfig } from "@kv/interface";
 
 /**
- * KV of a simulated model. It is a function of the prompt, the layer, the head (numbered over the whole model), and the token, so a
- * check detects a byte in the wrong place or of another prompt.
+ * KV of a simulated model. It is a function of the prompt, the layer, the head (numbered over the
+ * whole model), and the token, so a check detects a byte in the wrong place or of another prompt.
  */
 export interface KvPattern {
   /** Number that identifies the prompt. */
   readonly prompt: number;
 }
 
-/** A rank's share of the cache, in `[block][head][token][cell]` (LBHNC, vLLM's HND) or `[block][token][head][cell]` (LBNHC, NHD). */
+/**
+ * A rank's share of the cache, in `[block][head][token][cell]` (LBHNC, vLLM's HND) or
+ * `[block][token][head][cell]` (LBNHC, NHD).
+ */
 export interface RankShare {
   readonly firstHead: number;
   readonly heads: number;
@@ -21,7 +24,12 @@ export interface RankShare {
   readonly dcpRank: number;
 }
 
-export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number, dcpSize = 1): RankShare {
+export function rankShare(
+  config: KvCacheConfig,
+  tpRank: number,
+  tpSize: number,
+  dcpSize = 1,
+): RankShare {
   const heads = Math.max(1, Math.floor(config.numKvHeads / tpSize));
   return {
     firstHead: Math.floor((tpRank * config.numKvHeads) / tpSize),
@@ -51,8 +59,8 @@ export function writeTokens(
 }
 
 /**
- * Returns the first token whose KV is not that of the prompt. With `tailZeroed`, also checks that the rest of the last block is zero.
- * Returns undefined when everything is correct.
+ * Returns the first token whose KV is not that of the prompt. With `tailZeroed`, also checks that
+ * the rest of the last block is zero. Returns undefined when everything is correct.
  */
 export function firstWrongToken(
   bytes: Uint8Array,
@@ -67,13 +75,17 @@ export function firstWrongToken(
   forEachCell(share, { ...at, until: end }, (offset, word, token) => {
     for (let i = 0; i < share.cellBytes; i += 4) {
       const value = token < at.until ? mix(word + i) : 0;
-      if (words[(offset + i) >>> 2] !== value) wrong = wrong === undefined ? token : Math.min(wrong, token);
+      if (words[(offset + i) >>> 2] !== value)
+        wrong = wrong === undefined ? token : Math.min(wrong, token);
     }
   });
   return wrong;
 }
 
-/** The bytes of a memory as 32-bit words. A transport's memory is page-aligned, and the size of a cell is a multiple of 4 bytes. */
+/**
+ * The bytes of a memory as 32-bit words. A transport's memory is page-aligned, and the size of a
+ * cell is a multiple of 4 bytes.
+ */
 export function wordsOf(bytes: Uint8Array): Uint32Array {
   return new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength >>> 2);
 }
@@ -88,7 +100,8 @@ function forEachCell(
     const inSequence = Math.floor(token / blockSize);
     if (inSequence % dcpSize !== dcpRank) continue;
     const block = at.blockIds[Math.floor(inSequence / dcpSize)];
-    if (block === undefined) throw new Error(`token ${token} has no block among ${at.blockIds.length}`);
+    if (block === undefined)
+      throw new Error(`token ${token} has no block among ${at.blockIds.length}`);
     for (let head = 0; head < heads; head++) {
       const slot = token % blockSize;
       const cell = isTokenMajor ? slot * heads + head : head * blockSize + slot;
@@ -99,7 +112,10 @@ function forEachCell(
   }
 }
 
-/** A 32-bit hash finaliser: adjacent inputs give very different words, and the result is rarely zero. */
+/**
+ * A 32-bit hash finaliser: adjacent inputs give very different words, and the result is rarely
+ * zero.
+ */
 function mix(word: number): number {
   let x = Math.imul(word ^ (word >>> 16), 0x85ebca6b);
   x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35);

@@ -5,7 +5,10 @@ import type { SimSides } from "./sim-sides.js";
 /** Number of steps from the step that admits a prompt to the end of its computation. */
 export const PREFILL_STEPS = 2;
 
-/** Tokens of a request whose KV is computed: those of the prompt, and of D's output all but the last. */
+/**
+ * Tokens of a request whose KV is computed: those of the prompt, and of D's output all but the
+ * last.
+ */
 export function tokensHeld({
   numTokens,
   kind,
@@ -36,9 +39,15 @@ export interface Running extends ConnectorRequest {
   reject(error: KvError): void;
 }
 
-/** The model of a simulated engine. In each step it writes KV into a request's blocks, and it checks the KV that must be there. */
+/**
+ * The model of a simulated engine. In each step it writes KV into a request's blocks, and it checks
+ * the KV that must be there.
+ */
 export interface SimCompute {
-  /** Runs one step of a request, and returns whether the request ended in it. With `staged`, a prompt is computed in two chunks. */
+  /**
+   * Runs one step of a request, and returns whether the request ended in it. With `staged`, a
+   * prompt is computed in two chunks.
+   */
   step(request: Running): boolean;
   /** Reports a violation when the request's blocks hold bytes that are not the prompt's KV. */
   check(request: Running, received: boolean): void;
@@ -65,7 +74,8 @@ export function createSimCompute(options: SimEngineOptions, sides: SimSides): Si
       if (options.reportsLayers === true && request.kind === "prefill") computeFirstLayer(request);
       return false;
     }
-    if (request.kind === "decode") ranks.compute(prompt, request.blockIds, numTokens, tokensHeld(request));
+    if (request.kind === "decode")
+      ranks.compute(prompt, request.blockIds, numTokens, tokensHeld(request));
     if (request.kind === "decode" || isReceived) check(request, false);
     return true;
   }
@@ -80,7 +90,8 @@ export function createSimCompute(options: SimEngineOptions, sides: SimSides): Si
   function check(request: Running, received: boolean): void {
     const numTokens = received ? request.coveredTokens : tokensHeld(request);
     const wrong = ranks.firstWrong(request.prompt, request.blockIds, numTokens, received);
-    if (wrong !== undefined) violation(`${hostName}: request ${request.requestId} has wrong bytes: ${wrong}`);
+    if (wrong !== undefined)
+      violation(`${hostName}: request ${request.requestId} has wrong bytes: ${wrong}`);
   }
 
   return { step, check };

@@ -13,7 +13,10 @@ export function outcomeOf(work: Promise<unknown>): Promise<string> {
   );
 }
 
-/** Parameters that a proxy knows before the producer has answered. A proxy that sends both legs at once uses them. */
+/**
+ * Parameters that a proxy knows before the producer has answered. A proxy that sends both legs at
+ * once uses them.
+ */
 export function coordinatesOf(
   { engineId, address, tpSize }: Pick<SimEngine, "engineId" | "address" | "tpSize">,
   requestId: string,

@@ -40,12 +40,17 @@ export interface SimEngineOptions {
   readonly numLayers?: number;
   readonly blockSize: number;
   readonly numBlocks: number;
-  /** Order in which the pool first allocates its blocks. A shuffled order gives fragmented blocks, as after hours of use. */
+  /**
+   * Order in which the pool first allocates its blocks. A shuffled order gives fragmented blocks,
+   * as after hours of use.
+   */
   readonly blockOrder?: readonly number[];
   /** Pull by default. */
   readonly connector?: ConnectorModule;
   readonly numKvHeads?: number;
-  /** Kind of all layers; "full" by default. "mla" has one KV head, of which every rank has a copy. */
+  /**
+   * Kind of all layers; "full" by default. "mla" has one KV head, of which every rank has a copy.
+   */
   readonly kind?: KvCacheKind | undefined;
   /** Order of heads and tokens in a block; "LBHNC" (HND) by default. */
   readonly layout?: KvCacheConfig["layout"] | undefined;
@@ -73,20 +78,38 @@ export interface SimEngineOptions {
   readonly sideChannel?: SideChannel;
   /** Port of the side channel in `sideChannel`; a free port by default. */
   readonly sideChannelPort?: number;
-  /** Replaces the memory network's transport. Only this engine uses it. The engine closes it when it is closed or killed. */
+  /**
+   * Replaces the memory network's transport. Only this engine uses it. The engine closes it when it
+   * is closed or killed.
+   */
   readonly transport?: Transport;
-  /** Behaves as a vLLM peer: its handshakes and parameters have none of our own fields, and it does not answer lease requests. */
+  /**
+   * Behaves as a vLLM peer: its handshakes and parameters have none of our own fields, and it does
+   * not answer lease requests.
+   */
   readonly plain?: boolean;
   readonly sabotage?: Sabotage | undefined;
-  /** Computes a prompt's first layer in the step before the last, and reports the layer to its workers. */
+  /**
+   * Computes a prompt's first layer in the step before the last, and reports the layer to its
+   * workers.
+   */
   readonly reportsLayers?: boolean;
   /** Wraps the transport. A connector's own tests use it to break a rule from outside. */
   readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
-  /** Adds an accelerator around the connector. The model computes in its memory, and each step waits until its results are saved. */
+  /**
+   * Adds an accelerator around the connector. The model computes in its memory, and each step waits
+   * until its results are saved.
+   */
   readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
-  /** The engine hands its connector equal tokens for all prompts. Prompts are then not distinguished. */
+  /**
+   * The engine hands its connector equal tokens for all prompts. Prompts are then not
+   * distinguished.
+   */
   readonly handsEqualTokens?: boolean;
-  /** Called when a request has received its KV; `isVerified`: the engine may put its blocks into a prefix cache. */
+  /**
+   * Called when a request has received its KV; `isVerified`: the engine may put its blocks into a
+   * prefix cache.
+   */
   received?(requestId: string, isVerified: boolean): void;
   /** Called when something happens that must never happen in an engine. */
   violation(what: string): void;
@@ -108,8 +131,8 @@ export interface SimDevice {
 }
 
 /**
- * An engine without a model: the connectors and the blocks are real, the KV is generated. It runs on one host of a memory network and
- * uses that host's clock.
+ * An engine without a model: the connectors and the blocks are real, the KV is generated. It runs
+ * on one host of a memory network and uses that host's clock.
  */
 export interface SimEngine {
   readonly engineId: string;
@@ -118,11 +141,14 @@ export interface SimEngine {
   readonly alive: boolean;
   /** Address on which its side channel listens. */
   readonly address: { readonly host: string; readonly port: number };
-  /** Computes a prompt, and resolves to the parameters for the engine that reads its KV. `params` of a D: reads the last turn back before. */
+  /**
+   * Computes a prompt, and resolves to the parameters for the engine that reads its KV. `params` of
+   * a D: reads the last turn back before.
+   */
   prefill(request: SimRequest & { readonly cachedTokens?: number }): Promise<KvTransferParams>;
   /**
-   * Receives a prompt's KV, generates its output, and resolves when the request ends, to the parameters for the P of the next turn. A wrong byte is a
-   * violation.
+   * Receives a prompt's KV, generates its output, and resolves when the request ends, to the
+   * parameters for the P of the next turn. A wrong byte is a violation.
    */
   decode(
     request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
@@ -132,11 +158,14 @@ export interface SimEngine {
   sleep(): Promise<void>;
   /** Registers its caches again. Their content is gone. */
   wakeUp(): Promise<void>;
-  /** Counts of everything that the engine holds, by name, blocks included. All counts are zero when all requests are over. */
+  /**
+   * Counts of everything that the engine holds, by name, blocks included. All counts are zero when
+   * all requests are over.
+   */
   outstanding(): Readonly<Record<string, number>>;
   /**
-   * Ends the engine as SIGKILL does. Resolves when its resources are released: at once, unless the options gave it a transport or a side
-   * channel.
+   * Ends the engine as SIGKILL does. Resolves when its resources are released: at once, unless the
+   * options gave it a transport or a side channel.
    */
   kill(): Promise<void>;
   close(): Promise<void>;

@@ -21,7 +21,10 @@ interface GroupTokens {
   readonly beforeLayer?: number | undefined;
 }
 
-/** Bytes of a recurrent state of the whole model, by part: three projections of the convolution, and the recurrent state. */
+/**
+ * Bytes of a recurrent state of the whole model, by part: three projections of the convolution, and
+ * the recurrent state.
+ */
 const STATE_PARTS = [64, 32, 32, 128];
 
 /** Sizes of a rank's states, for `KvCacheConfig.stateSpace`. */
@@ -55,7 +58,10 @@ interface GroupMemory {
   readonly caches: readonly KvCaches[];
   /** Writes the KV of tokens on all ranks and layers of a group. */
   compute(tokens: GroupTokens): void;
-  /** Describes the first wrong token. Undefined when all are right. `tailZeroed`: those behind `until` in the last block must be zero, as by default. */
+  /**
+   * Describes the first wrong token. Undefined when all are right. `tailZeroed`: those behind
+   * `until` in the last block must be zero, as by default.
+   */
   firstWrong(tokens: GroupTokens, tailZeroed?: boolean): string | undefined;
   /** Fills a block with bytes that no prompt's KV has. */
   poison(group: number, blockId: number): void;
@@ -63,10 +69,16 @@ interface GroupMemory {
   close(): void;
 }
 
-/** Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and fills unused blocks with poison. */
+/**
+ * Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and
+ * fills unused blocks with poison.
+ */
 export interface SimRanks {
   readonly caches: readonly KvCaches[];
-  /** Writes the tokens `[from, until)` of a prompt on all layers, or only on the layers before `beforeLayer`. */
+  /**
+   * Writes the tokens `[from, until)` of a prompt on all layers, or only on the layers before
+   * `beforeLayer`.
+   */
   compute(
     prompt: number,
     blockIds: readonly number[],
@@ -74,7 +86,10 @@ export interface SimRanks {
     until: number,
     beforeLayer?: number,
   ): void;
-  /** Describes the first wrong token. Undefined when the KV of the whole prompt is correct on every rank and layer. */
+  /**
+   * Describes the first wrong token. Undefined when the KV of the whole prompt is correct on every
+   * rank and layer.
+   */
   firstWrong(
     prompt: number,
     blockIds: readonly number[],
@@ -83,14 +98,22 @@ export interface SimRanks {
   ): string | undefined;
   /** Fills a block with bytes that no prompt's KV has. */
   poison(blockId: number): void;
-  /** True when a block still holds only poison, which means that nothing wrote to it since it was poisoned. */
+  /**
+   * True when a block still holds only poison, which means that nothing wrote to it since it was
+   * poisoned.
+   */
   poisoned(blockId: number): boolean;
   close(): void;
 }
 
-/** Bytes of a memory. Also works for simulated device memory, whose bytes the code under test cannot access. */
+/**
+ * Bytes of a memory. Also works for simulated device memory, whose bytes the code under test cannot
+ * access.
+ */
 function bytesOf(memory: Memory): Uint8Array {
-  return memory.memoryType === "DRAM" ? memory.bytes : (memory as Memory & { data: Uint8Array }).data;
+  return memory.memoryType === "DRAM"
+    ? memory.bytes
+    : (memory as Memory & { data: Uint8Array }).data;
 }
 
 const POISON = 0xdb;
@@ -132,14 +155,22 @@ export function createGroupMemory(options: MemoryOptions): GroupMemory {
   const byGroup = config.groups.map((_, group) => all.filter((each) => each.group === group));
   const ofGroup = (group: number) => byGroup[group] ?? [];
   const blocks = (group: number, blockId: number) =>
-    ofGroup(group).map(({ bytes, length }) => bytes.subarray(blockId * length, (blockId + 1) * length));
+    ofGroup(group).map(({ bytes, length }) =>
+      bytes.subarray(blockId * length, (blockId + 1) * length),
+    );
 
   return {
     caches: ranks.map((rank) => ({
       config,
       regions: rank.map(({ name, group, length, memory }) => ({
-        ...{ name, memory, offsetBytes: 0, numBlocks, groupId: group, memoryType: memory.memoryType },
-        ...{ blockLengthBytes: length, blockStrideBytes: length },
+        name,
+        memory,
+        offsetBytes: 0,
+        numBlocks,
+        groupId: group,
+        memoryType: memory.memoryType,
+        blockLengthBytes: length,
+        blockStrideBytes: length,
       })),
     })),
     compute({ group, beforeLayer = Number.POSITIVE_INFINITY, ...tokens }) {
@@ -172,7 +203,9 @@ export function createGroupMemory(options: MemoryOptions): GroupMemory {
       for (const block of blocks(group, blockId)) block.fill(POISON);
     },
     poisoned: (group, blockId) =>
-      blocks(group, blockId).every((block) => wordsOf(block).every((word) => word === POISONED_WORD)),
+      blocks(group, blockId).every((block) =>
+        wordsOf(block).every((word) => word === POISONED_WORD),
+      ),
     close() {
       for (const { memory } of all) memory.close();
     },

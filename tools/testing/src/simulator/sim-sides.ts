@@ -16,7 +16,10 @@ import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
-/** Parts of a simulated engine: the scheduler and worker sides of a real connector, the ranks' memory, and the side channel's address. */
+/**
+ * Parts of a simulated engine: the scheduler and worker sides of a real connector, the ranks'
+ * memory, and the side channel's address.
+ */
 export interface SimSides {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
@@ -25,7 +28,10 @@ export interface SimSides {
   readonly staged: boolean;
   /** Address on which its side channel listens. */
   address(): { readonly host: string; readonly port: number };
-  /** Cleans up after a kill: closes a transport and a side channel that the options gave, because a kill leaves them open. */
+  /**
+   * Cleans up after a kill: closes a transport and a side channel that the options gave, because a
+   * kill leaves them open.
+   */
   bury(): Promise<void>;
   close(): Promise<void>;
 }
@@ -35,7 +41,15 @@ export async function createSimSides(
   options: Omit<SimEngineOptions, "violation">,
   host: MemoryHost,
 ): Promise<SimSides> {
-  const { network, hostName, engineId, tpSize, ppSize = 1, numBlocks, memoryType = "DRAM" } = options;
+  const {
+    network,
+    hostName,
+    engineId,
+    tpSize,
+    ppSize = 1,
+    numBlocks,
+    memoryType = "DRAM",
+  } = options;
   const { dcpSize = 1 } = options;
   const { clock } = host;
   const ambient: AmbientOptions = {
@@ -47,7 +61,9 @@ export async function createSimSides(
   const cache = {
     ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
     ...(options.layout === undefined ? {} : { layout: options.layout }),
-    ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
+    ...(options.attentionBackend === undefined
+      ? {}
+      : { attentionBackend: options.attentionBackend }),
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
   const sabotaged = sabotagedTransport(given, options.sabotage);
@@ -72,18 +88,30 @@ export async function createSimSides(
     env: options.env ?? {},
   };
   const engine = engineIdentity(engineId, {
-    ...{ tpSize, ppSize, dcpSize, model: options.model ?? "sim" },
-    ...(options.connectorVersion === undefined ? {} : { connectorVersion: options.connectorVersion }),
+    tpSize,
+    ppSize,
+    dcpSize,
+    model: options.model ?? "sim",
+    ...(options.connectorVersion === undefined
+      ? {}
+      : { connectorVersion: options.connectorVersion }),
     ...(options.hashedAttentionBackend === undefined
       ? {}
       : { hashedAttentionBackend: options.hashedAttentionBackend }),
   });
   const connector = options.connector ?? pullConnector;
   const device = options.device?.({
-    ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },
+    hostName,
+    connector,
+    transport,
+    clock,
+    config: cache,
+    tpSize,
+    numBlocks,
   });
   const ranks =
-    device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, ppSize, dcpSize, numBlocks });
+    device?.ranks ??
+    createSimRanks({ transport, config: cache, tpSize, ppSize, dcpSize, numBlocks });
   const { createScheduler, createWorker } = device?.connector ?? connector;
   const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
   const platform = memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: ["nvidia0"] });
@@ -91,7 +119,11 @@ export async function createSimSides(
     Array.from({ length: ppSize * tpSize }, (_, rank) =>
       createWorker({
         ...ambient,
-        ...{ config, engine, transport, platform, sideChannel },
+        config,
+        engine,
+        transport,
+        platform,
+        sideChannel,
         tpRank: rank % tpSize,
         ppRank: Math.floor(rank / tpSize),
       }),
@@ -124,7 +156,9 @@ export async function registerCaches({
   scheduler,
   workers,
   ranks,
-}: Pick<SimSides, "scheduler" | "workers"> & { readonly ranks: Pick<SimRanks, "caches"> }): Promise<void> {
+}: Pick<SimSides, "scheduler" | "workers"> & {
+  readonly ranks: Pick<SimRanks, "caches">;
+}): Promise<void> {
   for (const [rank, worker] of workers.entries()) {
     const caches = ranks.caches[rank];
     if (caches !== undefined) await worker.registerKvCaches(caches);
@@ -135,7 +169,10 @@ export async function registerCaches({
 }
 
 /** Wraps a side channel and records the port on which it listens. */
-function listening(sideChannel: SideChannel): { readonly sideChannel: SideChannel; port(): number } {
+function listening(sideChannel: SideChannel): {
+  readonly sideChannel: SideChannel;
+  port(): number;
+} {
   let bound: number | undefined;
   const wrapped = (inner: SideChannel): SideChannel => ({
     ...inner,
@@ -151,7 +188,8 @@ function listening(sideChannel: SideChannel): { readonly sideChannel: SideChanne
   return {
     sideChannel: wrapped(sideChannel),
     port() {
-      if (bound === undefined) throw new KvError("KV_INTERNAL", "the side channel does not listen yet");
+      if (bound === undefined)
+        throw new KvError("KV_INTERNAL", "the side channel does not listen yet");
       return bound;
     },
   };

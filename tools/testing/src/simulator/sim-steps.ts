@@ -6,14 +6,24 @@ import { createSimCompute, PREFILL_STEPS, type Running, tokensHeld } from "./sim
 import type { SimEngine, SimEngineOptions, SimRequest } from "./sim-options.js";
 import { registerCaches, type SimSides } from "./sim-sides.js";
 
-/** Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a step. */
+/**
+ * Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a
+ * step.
+ */
 export interface SimSteps
-  extends Pick<SimEngine, "alive" | "prefill" | "decode" | "abort" | "sleep" | "wakeUp" | "outstanding"> {
+  extends Pick<
+    SimEngine,
+    "alive" | "prefill" | "decode" | "abort" | "sleep" | "wakeUp" | "outstanding"
+  > {
   /** No new step starts after this call. */
   stop(): void;
 }
 
-export function createSimSteps(options: SimEngineOptions, sides: SimSides, host: MemoryHost): SimSteps {
+export function createSimSteps(
+  options: SimEngineOptions,
+  sides: SimSides,
+  host: MemoryHost,
+): SimSteps {
   const { hostName, engineId, stepMs = 2, violation } = options;
   const blockTokens = options.blockSize * (options.dcpSize ?? 1);
   const { receiveDeadlineMs = Number.POSITIVE_INFINITY } = options;
@@ -45,7 +55,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   host.onKill(() => {
     alive = false;
     for (const request of requests.values()) {
-      request.reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} was killed`));
+      request.reject(
+        new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} was killed`),
+      );
     }
     requests.clear();
   });
@@ -108,7 +120,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     collect();
     const held = [...kept.keys()].filter((requestId) => !endedSinceStep.has(requestId));
     if (requests.size + held.length > 0)
-      violation(`${hostName}: ${requests.size} requests and ${held.length} kept ones while it sleeps`);
+      violation(
+        `${hostName}: ${requests.size} requests and ${held.length} kept ones while it sleeps`,
+      );
   }
 
   async function wakeUp(): Promise<void> {
@@ -118,12 +132,17 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     wake();
   }
 
-  /** Ends each request whose blocks could not be saved, before any peer is told that the blocks are ready. */
+  /**
+   * Ends each request whose blocks could not be saved, before any peer is told that the blocks are
+   * ready.
+   */
   function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
     for (const outcome of outcomes) {
       if (outcome.status === "fulfilled") continue;
       const error: unknown = outcome.reason;
-      const failed = KvError.is(error, "KV_STAGING_FAILED") ? error.details?.["requestIds"] : undefined;
+      const failed = KvError.is(error, "KV_STAGING_FAILED")
+        ? error.details?.["requestIds"]
+        : undefined;
       if (!KvError.is(error) || !Array.isArray(failed)) {
         violation(`${hostName}: waitForSave failed with ${String(error)}`);
         continue;
@@ -137,7 +156,10 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     }
   }
 
-  /** Returns false when the request cannot start now: the connector asks to wait, or there are not enough free blocks. */
+  /**
+   * Returns false when the request cannot start now: the connector asks to wait, or there are not
+   * enough free blocks.
+   */
   function admit(request: Running): boolean {
     let external = 0;
     try {
@@ -152,8 +174,14 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     const blockIds = pool.allocate(Math.ceil(tokensHeld(request) / blockTokens));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
-    // Writes the tokens that no peer sends. At a full prefix hit, a real engine computes only the last token.
-    ranks.compute(request.prompt, blockIds, 0, external === 0 ? request.numTokens : request.cachedTokens);
+    // Writes the tokens that no peer sends. At a full prefix hit, a real engine computes only the
+    // last token.
+    ranks.compute(
+      request.prompt,
+      blockIds,
+      0,
+      external === 0 ? request.numTokens : request.cachedTokens,
+    );
     const ofPrompt = blockIds.slice(0, Math.ceil(request.numTokens / blockTokens));
     scheduler.afterAllocation(request, [ofPrompt], external);
     request.externalTokens = external;
@@ -162,9 +190,14 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     request.stepsLeft = PREFILL_STEPS;
     request.coveredTokens = external > 0 ? request.cachedTokens + external : request.numTokens;
     const { remote_num_tokens: remoteTokens } = request.kvTransferParams ?? {};
-    const expected = Math.min(request.numTokens, typeof remoteTokens === "number" ? remoteTokens : Infinity);
+    const expected = Math.min(
+      request.numTokens,
+      typeof remoteTokens === "number" ? remoteTokens : Infinity,
+    );
     if (external > 0 && request.coveredTokens !== expected) {
-      violation(`${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`);
+      violation(
+        `${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`,
+      );
     }
     return true;
   }
@@ -190,9 +223,11 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   function apply(output: WorkerOutput): void {
     const failed = new Map(output.failedReceiving.map((failure) => [failure.requestId, failure]));
     for (const blockId of output.failedBlockIds) {
-      if (!pool.isUsed(blockId)) violation(`${hostName}: failed block ${blockId} belongs to nobody`);
+      if (!pool.isUsed(blockId))
+        violation(`${hostName}: failed block ${blockId} belongs to nobody`);
     }
-    // Free the blocks in the same turn in which the scheduler connector learns of it: until then it reports them as held.
+    // Free the blocks in the same turn in which the scheduler connector learns of it: until then it
+    // reports them as held.
     scheduler.applyWorkerOutput(output);
     for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
       const blockIds = kept.get(requestId);
@@ -282,23 +317,31 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         },
         cachedTokens,
       ),
-    decode: ({ params, cachedTokens = 0, ...request }) => submit(request, "decode", params, cachedTokens),
+    decode: ({ params, cachedTokens = 0, ...request }) =>
+      submit(request, "decode", params, cachedTokens),
     abort(requestId) {
       const request = requests.get(requestId);
       if (request === undefined) return;
       const index = queue.indexOf(request);
       if (index >= 0) queue.splice(index, 1);
       end(request, "aborted");
-      request.reject(new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted by its client`));
+      request.reject(
+        new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted by its client`),
+      );
       wake();
     },
     outstanding() {
-      const held: Record<string, number> = { blocks: pool.used, kept: kept.size, requests: requests.size };
+      const held: Record<string, number> = {
+        blocks: pool.used,
+        kept: kept.size,
+        requests: requests.size,
+      };
       held.aggregating = aggregate.size;
       const { listeners: _, ...rest } = scheduler.outstanding();
       for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
       for (const [rank, worker] of workers.entries()) {
-        for (const [name, count] of Object.entries(worker.outstanding())) held[`rank${rank}.${name}`] = count;
+        for (const [name, count] of Object.entries(worker.outstanding()))
+          held[`rank${rank}.${name}`] = count;
       }
       return held;
     },
@@ -310,16 +353,24 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   };
 }
 
-/** The tokens of a simulated prompt, and what else decides its KV. Prompts of one number begin alike. */
+/**
+ * The tokens of a simulated prompt, and what else decides its KV. Prompts of one number begin
+ * alike.
+ */
 function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: SimRequest) {
   const promptTokenIds = Array.from(
     { length: numTokens },
     (_, token) => sameTokensAs * 1000 + token + (token === changedToken ? 500 : 0),
   );
-  return sameTokensAs === prompt ? { promptTokenIds } : { promptTokenIds, contentKey: `adapter ${prompt}` };
+  return sameTokensAs === prompt
+    ? { promptTokenIds }
+    : { promptTokenIds, contentKey: `adapter ${prompt}` };
 }
 
-/** The scheduler and workers of a connector may run in different processes, so the values between them are converted to JSON and back. */
+/**
+ * The scheduler and workers of a connector may run in different processes, so the values between
+ * them are converted to JSON and back.
+ */
 export function overTheWire<T>(value: T): T {
   return JSON.parse(JSON.stringify(value)) as T;
 }

@@ -32,8 +32,9 @@ export interface TraceScenario {
 const MAX_LINES = 60;
 
 /**
- * Compares the trace of each scenario with `{folder}/{name}.txt`. `npx vitest run FILE -u` writes the files anew. Expects that the scenario leaves
- * nothing behind, and that a file is not longer than a person likes to read.
+ * Compares the trace of each scenario with `{folder}/{name}.txt`. `npx vitest run FILE -u` writes
+ * the files anew. Expects that the scenario leaves nothing behind, and that a file is not longer
+ * than a person likes to read.
  */
 export function traceTests(
   folder: string,

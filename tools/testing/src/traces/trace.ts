@@ -23,7 +23,10 @@ type Held = Map<string, readonly number[]>;
 
 const TRACEPARENT = "00-00000000000000000000000000000001-0000000000000001-01";
 
-/** Records what the engines of one scenario do and send, as lines that a person reads. It stands between each engine and its connector. */
+/**
+ * Records what the engines of one scenario do and send, as lines that a person reads. It stands
+ * between each engine and its connector.
+ */
 export class Trace {
   readonly #agents = new TracedAgents();
   readonly #lines: Line[] = [];
@@ -78,8 +81,14 @@ export class Trace {
   }
 
   #say(who: string, what: string): void {
-    const held = [...this.#engines].map(([engine, each]) => [engine, blockRanges([...each.values()].flat())]);
-    this.#lines.push({ cells: [String(this.#now()), who, what], held: new Map(held as [string, string][]) });
+    const held = [...this.#engines].map(([engine, each]) => [
+      engine,
+      blockRanges([...each.values()].flat()),
+    ]);
+    this.#lines.push({
+      cells: [String(this.#now()), who, what],
+      held: new Map(held as [string, string][]),
+    });
   }
 
   #now(): number {
@@ -143,7 +152,8 @@ export class Trace {
         for (const requestId of output.finishedReceiving) {
           const failure = output.failedReceiving.find((each) => each.requestId === requestId);
           const risk = failure?.blocksAtRisk === true ? ", P may still write to its blocks" : "";
-          if (failure !== undefined) say(requestId, `fails: ${failure.code} (${failure.failureType})${risk}`);
+          if (failure !== undefined)
+            say(requestId, `fails: ${failure.code} (${failure.failureType})${risk}`);
           else if (kept.has(requestId)) free(requestId, "finished receiving");
           else
             say(
@@ -227,12 +237,15 @@ export class Trace {
   }
 }
 
-const isPrefill = ({ kvTransferParams }: ConnectorRequest) => kvTransferParams?.["do_remote_decode"] === true;
+const isPrefill = ({ kvTransferParams }: ConnectorRequest) =>
+  kvTransferParams?.["do_remote_decode"] === true;
 
 /** The leg of a request, with what `kv_transfer_params` name. */
 function legText(request: ConnectorRequest): string {
   const { remote_engine_id, remote_request_id, remote_block_ids } = request.kvTransferParams ?? {};
-  const blocks = Array.isArray(remote_block_ids) ? `, blocks ${blockRanges(remote_block_ids.flat())}` : "";
+  const blocks = Array.isArray(remote_block_ids)
+    ? `, blocks ${blockRanges(remote_block_ids.flat())}`
+    : "";
   const peer = `${String(remote_engine_id).toUpperCase()} ${String(remote_request_id)}${blocks}`;
   if (isPrefill(request))
     return blocks === "" ? "do_remote_decode" : `do_remote_decode, read back from ${peer}`;

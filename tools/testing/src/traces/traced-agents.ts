@@ -18,7 +18,10 @@ interface Block {
 /** Adds a line: `to` and `from` are arrows, and the rank at the other end. */
 type Say = (way: string, what: string) => void;
 
-/** The agents and caches of all engines of a network: addresses of transfers are told as blocks, and agents as ranks. */
+/**
+ * The agents and caches of all engines of a network: addresses of transfers are told as blocks, and
+ * agents as ranks.
+ */
 export class TracedAgents {
   readonly #regions: (KvCacheRegion & { readonly engine: string })[] = [];
   readonly #ranks = new Map<string, string>();
@@ -32,7 +35,8 @@ export class TracedAgents {
   /** The agent of a rank. Each transfer and notification is told to `say`. */
   observed(agent: Agent, rank: string, say: Say): Agent {
     this.#ranks.set(agent.name, rank);
-    const nameOf = (agentName: string | undefined) => this.#ranks.get(String(agentName)) ?? String(agentName);
+    const nameOf = (agentName: string | undefined) =>
+      this.#ranks.get(String(agentName)) ?? String(agentName);
     const prepared = async (table: DescriptorTable, prepare: () => Promise<PreparedList>) => {
       const blocks = this.#blocksOf(table);
       const list = await prepare();
@@ -47,7 +51,10 @@ export class TracedAgents {
         const { operation, notification } = request;
         const peer = nameOf(request.remote.remote);
         const { localIds, remoteIds } = descriptorPairs(request);
-        const [here, there] = [this.#text(request.local, localIds), this.#text(request.remote, remoteIds)];
+        const [here, there] = [
+          this.#text(request.local, localIds),
+          this.#text(request.remote, remoteIds),
+        ];
         say(
           `-> ${peer}`,
           operation === "READ" ? `READ ${there} into ${here}` : `WRITE ${here} into ${there}`,
@@ -60,7 +67,9 @@ export class TracedAgents {
           },
           (error: unknown) => {
             say(`<- ${peer}`, `${operation} fails: ${codeOf(error)}`);
-            void transfer.released.then(() => say(`<- ${peer}`, `${operation} no longer touches memory`));
+            void transfer.released.then(() =>
+              say(`<- ${peer}`, `${operation} no longer touches memory`),
+            );
           },
         );
         return transfer;
@@ -82,7 +91,9 @@ export class TracedAgents {
     const blocks = [...ids].flatMap((id) => this.#lists.get(list)?.[id] ?? []);
     const { engine = "" } = blocks[0] ?? {};
     const regions = new Set(blocks.map(({ region }) => region));
-    const isWhole = this.#regions.every(({ engine: owner, name }) => owner !== engine || regions.has(name));
+    const isWhole = this.#regions.every(
+      ({ engine: owner, name }) => owner !== engine || regions.has(name),
+    );
     const ranges = blockRanges(blocks.map(({ blockId }) => blockId));
     return `${engine} ${ranges}${isWhole ? "" : ` of ${[...regions].join()}`}`;
   }
@@ -90,14 +101,18 @@ export class TracedAgents {
   #blocksOf({ rows }: DescriptorTable): readonly Block[] {
     const blocks: Block[] = [];
     for (let row = 0; row < rows.length; row += DESCRIPTOR_ROW) {
-      const [address = 0, , , strideBytes = 0, count = 0] = rows.subarray(row, row + DESCRIPTOR_ROW);
+      const [address = 0, , , strideBytes = 0, count = 0] = rows.subarray(
+        row,
+        row + DESCRIPTOR_ROW,
+      );
       for (let i = 0; i < count; i++) blocks.push(this.#blockAt(address + i * strideBytes));
     }
     return blocks;
   }
 
   #blockAt(address: number): Block {
-    for (const { engine, name, memory, offsetBytes, blockStrideBytes, numBlocks } of this.#regions) {
+    for (const { engine, name, memory, offsetBytes, blockStrideBytes, numBlocks } of this
+      .#regions) {
       const blockId = Math.floor((address - memory.address - offsetBytes) / blockStrideBytes);
       if (blockId >= 0 && blockId < numBlocks) return { engine, region: name, blockId };
     }

@@ -1,11 +1,18 @@
-import { decodeHandshakeRequest, decodeLeaseQuery, decodeLeaseReply, decodeNotification } from "@kv/protocol";
+import {
+  decodeHandshakeRequest,
+  decodeLeaseQuery,
+  decodeLeaseReply,
+  decodeNotification,
+} from "@kv/protocol";
 
 /** A request on the side channel. */
 export function describeRequest(frames: readonly Uint8Array[]): string {
   const query = decodeLeaseQuery(frames);
-  if (query === undefined) return `handshake: metadata of rank ${decodeHandshakeRequest(frames).tpRank}?`;
+  if (query === undefined)
+    return `handshake: metadata of rank ${decodeHandshakeRequest(frames).tpRank}?`;
   const { requestId, prompt } = query;
-  const content = prompt === undefined ? "" : `, the KV of this prompt of ${prompt.numTokens} tokens`;
+  const content =
+    prompt === undefined ? "" : `, the KV of this prompt of ${prompt.numTokens} tokens`;
   return `lease query: do you hold ${requestId}${content}?`;
 }
 
@@ -17,7 +24,10 @@ export function describeAnswer(frames: readonly Uint8Array[]): string {
   return `lease answer: ${lease.held ? "held" : "not held"}${compared}`;
 }
 
-/** A notification. Between `@kv` peers, `done` and `HB` have proofs that vLLM's form lacks; they are left out. */
+/**
+ * A notification. Between `@kv` peers, `done` and `HB` have proofs that vLLM's form lacks; they are
+ * left out.
+ */
 export function describeNotification(payload: Uint8Array): string {
   const notification = decodeNotification(payload);
   switch (notification.kind) {
@@ -47,7 +57,8 @@ function mapText({
   if (code !== undefined) return `${id}: ${String(code)}`;
   if (!Array.isArray(local_block_ids)) return id;
   const { prefill } = (kv_peer ?? {}) as { readonly prefill?: { readonly request_id: string } };
-  const blocks = local_block_ids.length === 0 ? "no blocks" : `blocks ${blockRanges(local_block_ids.flat())}`;
+  const blocks =
+    local_block_ids.length === 0 ? "no blocks" : `blocks ${blockRanges(local_block_ids.flat())}`;
   return `${id}, ${blocks}, ${prefill === undefined ? "by name" : `for ${prefill.request_id}`}`;
 }
 

@@ -3,7 +3,8 @@ import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { BlockPool, blockHashes, chooseRuns, NULL_BLOCK, runsOf } from "./block-pool.js";
 
-const tokens = (count: number, seed = 0) => Array.from({ length: count }, (_, i) => (i * 7 + seed) % 1000);
+const tokens = (count: number, seed = 0) =>
+  Array.from({ length: count }, (_, i) => (i * 7 + seed) % 1000);
 
 describe("block hashes", () => {
   it("change with any earlier token, because each includes its parent", () => {
@@ -114,48 +115,52 @@ describe("block pool", () => {
       fc.record({ kind: fc.constant("drop" as const), index: fc.nat(20) }),
     );
     fc.assert(
-      fc.property(fc.integer({ min: 2, max: 24 }), fc.array(step, { maxLength: 60 }), (numBlocks, steps) => {
-        const pool = new BlockPool({ numBlocks });
-        const alive: number[][] = [];
-        const content = new Map<number, string>();
-        for (const s of steps) {
-          if (s.kind === "take") {
-            const hashes = blockHashes(tokens(s.blocks * 4, s.prompt), 4);
-            const hit = pool.lookup(hashes);
-            // A lookup finds only what was stored under the same hashes.
-            hit.forEach((id, i) => {
-              expect(content.get(id)).toBe(hashes[i]);
-            });
-            try {
-              const fresh = pool.allocate(s.blocks - hit.length);
-              const blocks = [...hit, ...fresh];
-              expect(new Set(blocks).size).toBe(blocks.length);
-              for (const other of alive) {
-                for (const id of fresh) expect(other).not.toContain(id);
-              }
-              fresh.forEach((id, i) => {
-                const hash = hashes[hit.length + i] ?? "";
-                content.set(id, hash);
-                pool.cache(id, hash);
+      fc.property(
+        fc.integer({ min: 2, max: 24 }),
+        fc.array(step, { maxLength: 60 }),
+        (numBlocks, steps) => {
+          const pool = new BlockPool({ numBlocks });
+          const alive: number[][] = [];
+          const content = new Map<number, string>();
+          for (const s of steps) {
+            if (s.kind === "take") {
+              const hashes = blockHashes(tokens(s.blocks * 4, s.prompt), 4);
+              const hit = pool.lookup(hashes);
+              // A lookup finds only what was stored under the same hashes.
+              hit.forEach((id, i) => {
+                expect(content.get(id)).toBe(hashes[i]);
               });
-              alive.push(blocks);
-            } catch (error) {
-              if (!KvError.is(error, "KV_OUT_OF_BLOCKS")) throw error;
-              pool.release(hit);
+              try {
+                const fresh = pool.allocate(s.blocks - hit.length);
+                const blocks = [...hit, ...fresh];
+                expect(new Set(blocks).size).toBe(blocks.length);
+                for (const other of alive) {
+                  for (const id of fresh) expect(other).not.toContain(id);
+                }
+                fresh.forEach((id, i) => {
+                  const hash = hashes[hit.length + i] ?? "";
+                  content.set(id, hash);
+                  pool.cache(id, hash);
+                });
+                alive.push(blocks);
+              } catch (error) {
+                if (!KvError.is(error, "KV_OUT_OF_BLOCKS")) throw error;
+                pool.release(hit);
+              }
+            } else if (s.kind === "drop" && alive.length > 0) {
+              const [gone] = alive.splice(s.index % alive.length, 1);
+              pool.release(gone ?? []);
             }
-          } else if (s.kind === "drop" && alive.length > 0) {
-            const [gone] = alive.splice(s.index % alive.length, 1);
-            pool.release(gone ?? []);
-          }
 
-          const held = new Set(alive.flat());
-          expect(held.has(NULL_BLOCK)).toBe(false);
-          expect(pool.held).toBe(held.size);
-          expect(pool.free + pool.held).toBe(pool.capacity);
-        }
-        for (const blocks of alive) pool.release(blocks);
-        expect(pool.held).toBe(0);
-      }),
+            const held = new Set(alive.flat());
+            expect(held.has(NULL_BLOCK)).toBe(false);
+            expect(pool.held).toBe(held.size);
+            expect(pool.free + pool.held).toBe(pool.capacity);
+          }
+          for (const blocks of alive) pool.release(blocks);
+          expect(pool.held).toBe(0);
+        },
+      ),
       { numRuns: 200 },
     );
   });

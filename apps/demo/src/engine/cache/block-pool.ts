@@ -1,30 +1,44 @@
 import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 
-/** vLLM's null block: a block table points at it where there is no block. It is never given to a request. */
+/**
+ * vLLM's null block: a block table points at it where there is no block. It is never given to a
+ * request.
+ */
 export const NULL_BLOCK = 0;
 
 export interface BlockPoolOptions {
   /** All blocks, the null block included. */
   readonly numBlocks: number;
-  /** Keep the content of freed blocks until the room is needed, so that `lookup` finds it. Default: true. */
+  /**
+   * Keep the content of freed blocks until the room is needed, so that `lookup` finds it. Default:
+   * true.
+   */
   readonly prefixCaching?: boolean | undefined;
-  /** Avoid giving neighbouring blocks to one request, like a pool after long use. Default: false. */
+  /**
+   * Avoid giving neighbouring blocks to one request, like a pool after long use. Default: false.
+   */
   readonly fragmented?: boolean | undefined;
 }
 
-/** Identifies the content of a full block: its tokens and, through the parent's hash, all tokens before them. */
+/**
+ * Identifies the content of a full block: its tokens and, through the parent's hash, all tokens
+ * before them.
+ */
 export type BlockHash = string;
 
 /**
- * Hashes the full blocks of a prompt. Each hash includes the one before, so equal hashes mean equal prefixes, as in vLLM's prefix cache.
- * Tokens of an incomplete last block have no hash.
+ * Hashes the full blocks of a prompt. Each hash includes the one before, so equal hashes mean equal
+ * prefixes, as in vLLM's prefix cache. Tokens of an incomplete last block have no hash.
  */
 export function blockHashes(tokens: ArrayLike<number>, blockSize: number): BlockHash[] {
   const hashes: BlockHash[] = [];
   let parent = "";
   for (let end = blockSize; end <= tokens.length; end += blockSize) {
-    const block = Int32Array.from({ length: blockSize }, (_, i) => tokens[end - blockSize + i] ?? 0);
+    const block = Int32Array.from(
+      { length: blockSize },
+      (_, i) => tokens[end - blockSize + i] ?? 0,
+    );
     parent = createHash("sha256").update(parent).update(block).digest("base64");
     hashes.push(parent);
   }
@@ -32,8 +46,9 @@ export function blockHashes(tokens: ArrayLike<number>, blockSize: number): Block
 }
 
 /**
- * Assigns the blocks of a paged KV cache to requests. A block is held (it has at least one reference), free and empty, or free with content
- * that a later request may reuse by its hash. Reusable content is evicted in the order in which it was freed.
+ * Assigns the blocks of a paged KV cache to requests. A block is held (it has at least one
+ * reference), free and empty, or free with content that a later request may reuse by its hash.
+ * Reusable content is evicted in the order in which it was freed.
  */
 export class BlockPool {
   /** Blocks that requests can hold: all but the null block. */
@@ -85,7 +100,10 @@ export class BlockPool {
     return found;
   }
 
-  /** Takes a reference on each of `count` free blocks, consecutive ones where possible. Errors: `KV_OUT_OF_BLOCKS`; nothing is taken then. */
+  /**
+   * Takes a reference on each of `count` free blocks, consecutive ones where possible. Errors:
+   * `KV_OUT_OF_BLOCKS`; nothing is taken then.
+   */
   allocate(count: number): number[] {
     if (count === 0) return [];
     if (count > this.free) {
@@ -104,7 +122,9 @@ export class BlockPool {
       candidates.push(id);
     }
     candidates.sort((a, b) => a - b);
-    const chosen = this.#fragmented ? chooseScattered(candidates, count) : chooseRuns(candidates, count);
+    const chosen = this.#fragmented
+      ? chooseScattered(candidates, count)
+      : chooseRuns(candidates, count);
     for (const id of chosen) {
       this.#evict(id);
       this.#empty.delete(id);
@@ -114,7 +134,10 @@ export class BlockPool {
     return chosen;
   }
 
-  /** Names the content of a held block so that `lookup` finds it. A hash that is already cached keeps its block. */
+  /**
+   * Names the content of a held block so that `lookup` finds it. A hash that is already cached
+   * keeps its block.
+   */
   cache(id: number, hash: BlockHash): void {
     this.#checkHeld(id, "caching");
     if (!this.#prefixCaching || this.#blockOf.has(hash) || this.#hashOf.has(id)) return;
@@ -130,7 +153,10 @@ export class BlockPool {
     this.#blockOf.clear();
   }
 
-  /** Returns one reference on each block. Pass a request's blocks in order: the last ones are reused first. */
+  /**
+   * Returns one reference on each block. Pass a request's blocks in order: the last ones are reused
+   * first.
+   */
   release(blockIds: readonly number[]): void {
     for (const id of [...blockIds].reverse()) {
       this.#checkHeld(id, "releasing");
@@ -176,25 +202,32 @@ export function runsOf(ascending: readonly number[]): BlockRun[] {
 }
 
 /**
- * Chooses `count` of the ascending ids in as few runs as possible: the shortest run that holds all of them, else the longest runs first.
- * NIXL merges descriptors only where both sides are consecutive; scattered blocks take up to 9 times as long to transfer.
+ * Chooses `count` of the ascending ids in as few runs as possible: the shortest run that holds all
+ * of them, else the longest runs first. NIXL merges descriptors only where both sides are
+ * consecutive; scattered blocks take up to 9 times as long to transfer.
  */
 export function chooseRuns(ascending: readonly number[], count: number): number[] {
   const runs = runsOf(ascending);
   let fitting: BlockRun | undefined;
   for (const run of runs) {
-    if (run.length >= count && (fitting === undefined || run.length < fitting.length)) fitting = run;
+    if (run.length >= count && (fitting === undefined || run.length < fitting.length))
+      fitting = run;
   }
   const chosen: number[] = [];
   const order =
-    fitting === undefined ? runs.sort((a, b) => b.length - a.length || a.first - b.first) : [fitting];
+    fitting === undefined
+      ? runs.sort((a, b) => b.length - a.length || a.first - b.first)
+      : [fitting];
   for (const run of order) {
     for (let i = 0; i < run.length && chosen.length < count; i++) chosen.push(run.first + i);
   }
   return chosen;
 }
 
-/** Walks the candidates with a stride that has no common factor with their number, so that each is chosen at most once. */
+/**
+ * Walks the candidates with a stride that has no common factor with their number, so that each is
+ * chosen at most once.
+ */
 function chooseScattered(candidates: readonly number[], count: number): number[] {
   const { length } = candidates;
   let stride = Math.max(1, Math.floor(length * 0.618));

@@ -13,13 +13,17 @@ export interface KvShard {
   readonly rank: number;
   readonly firstHead: number;
   readonly headCount: number;
-  /** False when an earlier rank holds the same heads: with more ranks than heads, each head is on several ranks. */
+  /**
+   * False when an earlier rank holds the same heads: with more ranks than heads, each head is on
+   * several ranks.
+   */
   readonly primary: boolean;
 }
 
 /**
- * Splits KV heads over `tp` ranks as vLLM does: evenly when there are at least as many heads as ranks; otherwise each head is on
- * `tp / heads` consecutive ranks. Errors: `KV_TOPOLOGY_INVALID` when neither number divides the other.
+ * Splits KV heads over `tp` ranks as vLLM does: evenly when there are at least as many heads as
+ * ranks; otherwise each head is on `tp / heads` consecutive ranks. Errors: `KV_TOPOLOGY_INVALID`
+ * when neither number divides the other.
  */
 export function kvShards(kvHeads: number, tp: number): KvShard[] {
   if (tp <= kvHeads ? kvHeads % tp !== 0 : tp % kvHeads !== 0) {
@@ -49,10 +53,16 @@ export function kvBytes(geometry: KvGeometry, tokens: number): number {
   return geometry.layers * geometry.kvHeads * tokens * contentBytes(geometry);
 }
 
-/** Tokens per digest. It divides all usual block sizes, so that blocks that were not transferred can be left out. */
+/**
+ * Tokens per digest. It divides all usual block sizes, so that blocks that were not transferred can
+ * be left out.
+ */
 export const DIGEST_TOKENS = 16;
 
-/** SHA-256 of each `DIGEST_TOKENS` tokens of KV in the order `[layer][KV head][token][2 * headDim]`; the last one may have fewer tokens. */
+/**
+ * SHA-256 of each `DIGEST_TOKENS` tokens of KV in the order `[layer][KV head][token][2 * headDim]`;
+ * the last one may have fewer tokens.
+ */
 export function kvDigests(kv: ArrayBuffer, geometry: KvGeometry, tokens: number): string[] {
   const bytes = new Uint8Array(kv);
   const content = contentBytes(geometry);

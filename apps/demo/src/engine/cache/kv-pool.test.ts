@@ -138,9 +138,13 @@ describe("KV pool", () => {
         () => undefined,
         (error: unknown) => (KvError.is(error) ? error.code : error),
       );
-    expect(await code(p.read({ blockIds: [16], from: 0, count: 1 }))).toBe("KV_BLOCKS_OUT_OF_RANGE");
+    expect(await code(p.read({ blockIds: [16], from: 0, count: 1 }))).toBe(
+      "KV_BLOCKS_OUT_OF_RANGE",
+    );
     expect(await code(p.read({ blockIds: [0], from: 0, count: 1 }))).toBe("KV_BLOCKS_OUT_OF_RANGE");
     expect(await code(p.read({ blockIds: [1], from: 2, count: 3 }))).toBe("KV_BLOCKS_MISMATCH");
-    expect(await code(p.write({ blockIds: [1], from: 0, count: 2 }, numbered(3)))).toBe("KV_BLOCKS_MISMATCH");
+    expect(await code(p.write({ blockIds: [1], from: 0, count: 2 }, numbered(3)))).toBe(
+      "KV_BLOCKS_MISMATCH",
+    );
   });
 });

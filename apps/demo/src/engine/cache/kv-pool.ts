@@ -30,8 +30,8 @@ export interface KvPoolOptions {
   /** The kind of memory, and the device of each rank. Default: the transport's own, on device 0. */
   readonly memory?: { readonly memoryType: MemoryType; deviceOf(rank: number): number } | undefined;
   /**
-   * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in separate regions there are two regions per
-   * layer, K first.
+   * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in
+   * separate regions there are two regions per layer, K first.
    */
   readonly openCaches?:
     | ((rank: { config: KvCacheConfig; numBlocks: number; numHeads: number }) => KvCaches)
@@ -49,10 +49,12 @@ export interface TokenSpan {
 const layerName = (layer: number) => `model.layers.${layer}.self_attn.attn`;
 
 /**
- * The paged KV cache of one instance, in memory that the transport can register. Each rank has one allocation with a region per layer of shape
- * `[numBlocks, heads of the rank, blockSize, 2 * headDim]` float32 (layout LBHNC, K then V in the last dimension). `read` and `write`
- * use `[layer][KV head][token][2 * headDim]` over all heads in one buffer. The JavaScript thread only interleaves the shards of
- * the ranks; `Memory` makes all other copies.
+ * The paged KV cache of one instance, in memory that the transport can register. Each rank has one
+ * allocation with a region per layer of shape
+ * `[numBlocks, heads of the rank, blockSize, 2 * headDim]` float32 (layout LBHNC, K then V in the
+ * last dimension). `read` and `write` use `[layer][KV head][token][2 * headDim]` over all heads in
+ * one buffer. The JavaScript thread only interleaves the shards of the ranks; `Memory` makes all
+ * other copies.
  */
 export class KvPool {
   readonly config: KvCacheConfig;
@@ -65,7 +67,9 @@ export class KvPool {
     const { geometry, blockSize, tp } = options;
     this.#geometry = geometry;
     this.config = {
-      groups: [{ kind: options.cacheKind ?? "full", layerNames: layersOf(geometry).map(layerName) }],
+      groups: [
+        { kind: options.cacheKind ?? "full", layerNames: layersOf(geometry).map(layerName) },
+      ],
       blockSize,
       physicalBlocksPerLogical: 1,
       numKvHeads: geometry.kvHeads,
@@ -76,11 +80,16 @@ export class KvPool {
       layout: "LBHNC",
       attentionBackend: options.attentionBackend ?? "PLAIN",
     };
-    this.#ranks = kvShards(geometry.kvHeads, tp).map((shard) => new RankCache(shard, this.config, options));
+    this.#ranks = kvShards(geometry.kvHeads, tp).map(
+      (shard) => new RankCache(shard, this.config, options),
+    );
     this.caches = this.#ranks.map(({ caches }) => caches);
   }
 
-  /** Writes the KV of a span to every rank that holds the heads. Errors: `KV_BLOCKS_MISMATCH`, `KV_BLOCKS_OUT_OF_RANGE`. */
+  /**
+   * Writes the KV of a span to every rank that holds the heads. Errors: `KV_BLOCKS_MISMATCH`,
+   * `KV_BLOCKS_OUT_OF_RANGE`.
+   */
   async write(span: TokenSpan, kv: ArrayBuffer): Promise<void> {
     const expected = kvBytes(this.#geometry, span.count);
     if (kv.byteLength !== expected) {
@@ -101,7 +110,10 @@ export class KvPool {
     );
   }
 
-  /** Writes the KV of one layer of a span, `[KV head][token][2 * headDim]`. Takes `kv` over, and resolves with the buffer of its bytes. */
+  /**
+   * Writes the KV of one layer of a span, `[KV head][token][2 * headDim]`. Takes `kv` over, and
+   * resolves with the buffer of its bytes.
+   */
   async writeLayer(span: TokenSpan, layer: number, kv: ArrayBuffer): Promise<ArrayBuffer> {
     const headBytes = span.count * contentBytes(this.#geometry);
     const [only, another] = this.#ranks;
@@ -122,7 +134,10 @@ export class KvPool {
     return this.#readFrom(this.#replicas()[0] ?? [], span);
   }
 
-  /** Zeroes the blocks behind the first `tokens` tokens, so that no bytes of another request are left there. */
+  /**
+   * Zeroes the blocks behind the first `tokens` tokens, so that no bytes of another request are
+   * left there.
+   */
   async zeroTail(blockIds: readonly number[], tokens: number): Promise<void> {
     const count = blockIds.length * this.config.blockSize - tokens;
     if (count <= 0) return;
@@ -140,9 +155,10 @@ export class KvPool {
   }
 
   /**
-   * SHA-256 of each `DIGEST_TOKENS` tokens of a span, in the order of `read`. The digests do not depend on TP, block size or block ids, so
-   * that KV that was sent can be compared with KV that was received. Errors: `KV_BLOCKS_MISMATCH` when ranks that hold the same head
-   * have different bytes.
+   * SHA-256 of each `DIGEST_TOKENS` tokens of a span, in the order of `read`. The digests do not
+   * depend on TP, block size or block ids, so that KV that was sent can be compared with KV that
+   * was received. Errors: `KV_BLOCKS_MISMATCH` when ranks that hold the same head have different
+   * bytes.
    */
   async digests(span: TokenSpan): Promise<string[]> {
     const [first = [], ...others] = await Promise.all(
@@ -153,9 +169,13 @@ export class KvPool {
     for (const other of others) {
       const at = first.findIndex((digest, i) => digest !== other[i]);
       if (at < 0) continue;
-      throw new KvError("KV_BLOCKS_MISMATCH", "ranks that hold the same KV heads have different bytes", {
-        details: { fromToken: span.from + at * DIGEST_TOKENS },
-      });
+      throw new KvError(
+        "KV_BLOCKS_MISMATCH",
+        "ranks that hold the same KV heads have different bytes",
+        {
+          details: { fromToken: span.from + at * DIGEST_TOKENS },
+        },
+      );
     }
     return first;
   }
@@ -166,7 +186,8 @@ export class KvPool {
 
   async #readFrom(ranks: readonly RankCache[], span: TokenSpan): Promise<ArrayBuffer> {
     const [only] = this.#ranks;
-    if (this.#ranks.length === 1 && only !== undefined) return only.memory.gather(only.rowsOf(span));
+    if (this.#ranks.length === 1 && only !== undefined)
+      return only.memory.gather(only.rowsOf(span));
     const all = new ArrayBuffer(kvBytes(this.#geometry, span.count));
     await Promise.all(
       ranks.map(async (rank) => {
@@ -185,7 +206,10 @@ export class KvPool {
     return part.buffer;
   }
 
-  /** Where each layer of a rank's shard lies in the buffer of all heads and in the rank's own; its heads are adjacent within a layer. */
+  /**
+   * Where each layer of a rank's shard lies in the buffer of all heads and in the rank's own; its
+   * heads are adjacent within a layer.
+   */
   #shardRuns(shard: KvShard, count: number) {
     const { kvHeads } = this.#geometry;
     const headBytes = count * contentBytes(this.#geometry);
@@ -197,7 +221,10 @@ export class KvPool {
     }));
   }
 
-  /** Sets of ranks that hold every head exactly once: the first replica of each head, the second, and so on. */
+  /**
+   * Sets of ranks that hold every head exactly once: the first replica of each head, the second,
+   * and so on.
+   */
   #replicas(): RankCache[][] {
     const primaries = this.#ranks.filter(({ shard }) => shard.primary).length;
     const copies = this.#ranks.length / primaries;
@@ -268,7 +295,9 @@ class RankCache {
     const { regions } = this.caches;
     const isSplit = regions.length === 2 * this.#geometry.layers;
     const { headCount } = this.shard;
-    const rows = new Float64Array(2 * layers.length * headCount * (isSplit ? 2 * count : pieces.length));
+    const rows = new Float64Array(
+      2 * layers.length * headCount * (isSplit ? 2 * count : pieces.length),
+    );
     let at = 0;
     const push = (offset: number, length: number) => {
       rows[at++] = offset;
@@ -287,7 +316,10 @@ class RankCache {
           const half = content / 2;
           for (let token = begin; token < begin + length; token++) {
             for (const { offsetBytes, blockStrideBytes } of keysAndValues)
-              push(offsetBytes + block * blockStrideBytes + (head * this.#blockSize + token) * half, half);
+              push(
+                offsetBytes + block * blockStrideBytes + (head * this.#blockSize + token) * half,
+                half,
+              );
           }
         }
       }
@@ -308,7 +340,9 @@ class RankCache {
   }
 
   blockAt(address: number): number {
-    return Math.floor(((address - this.memory.address) % this.#layerBytes) / this.#blockLengthBytes);
+    return Math.floor(
+      ((address - this.memory.address) % this.#layerBytes) / this.#blockLengthBytes,
+    );
   }
 
   #checkSpan(blockIds: readonly number[], from: number, count: number): void {
@@ -322,9 +356,13 @@ class RankCache {
     }
     const bad = blockIds.find((id) => !Number.isInteger(id) || id < 1 || id >= this.#numBlocks);
     if (bad !== undefined) {
-      throw new KvError("KV_BLOCKS_OUT_OF_RANGE", `block ${bad} is not one of 1 to ${this.#numBlocks - 1}`, {
-        details: { block: bad, numBlocks: this.#numBlocks },
-      });
+      throw new KvError(
+        "KV_BLOCKS_OUT_OF_RANGE",
+        `block ${bad} is not one of 1 to ${this.#numBlocks - 1}`,
+        {
+          details: { block: bad, numBlocks: this.#numBlocks },
+        },
+      );
     }
   }
 }

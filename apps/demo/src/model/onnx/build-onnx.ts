@@ -5,7 +5,9 @@ import type { WeightSource } from "../weights/weights.js";
 import { decoderGraph, type TensorStore } from "./decoder-graph.js";
 import { encodeOnnx } from "./onnx-proto.js";
 
-/** The version of the files that `buildOnnx` writes. A cached model of another version is not used. */
+/**
+ * The version of the files that `buildOnnx` writes. A cached model of another version is not used.
+ */
 export const onnxBuilderVersion = 1;
 
 export const onnxFileName = "model.onnx";
@@ -16,12 +18,13 @@ const alignmentBytes = 4096;
 const inlineLimitBytes = 4096;
 
 /**
- * Writes `model.onnx` and, beside it, `model.onnx_data` with the weights, in the form of a Hugging Face optimum
- * export (IR version 10, opset 21):
+ * Writes `model.onnx` and, beside it, `model.onnx_data` with the weights, in the form of a Hugging
+ * Face optimum export (IR version 10, opset 21):
  *
  * - inputs `input_ids`, `attention_mask`, `position_ids` (int64 `[batch, …]`) and, per layer i,
  *   `past_key_values.{i}.key` and `.value` (`[batch, kv_heads, past, head_dim]`);
- * - outputs `logits` (`[batch, 1, vocab]`, of the last position only: a long prompt times a large vocabulary would
+ * - outputs `logits` (`[batch, 1, vocab]`, of the last position only: a long prompt times a large
+ * vocabulary would
  *   not fit in memory) and `present.{i}.key` and `.value`; keys are those after the rotary embedding.
  *
  * Weights are outside of the model file because a protobuf is limited to 2 GiB.
@@ -53,7 +56,12 @@ function dataWriter(file: FileHandle): TensorStore {
     const offsetBytes = Math.ceil(end / alignmentBytes) * alignmentBytes;
     end = offsetBytes + bytes.length;
     for (let done = 0; done < bytes.length; ) {
-      const { bytesWritten } = await file.write(bytes, done, bytes.length - done, offsetBytes + done);
+      const { bytesWritten } = await file.write(
+        bytes,
+        done,
+        bytes.length - done,
+        offsetBytes + done,
+      );
       done += bytesWritten;
     }
     return { file: dataFileName, offsetBytes, lengthBytes: bytes.length };

@@ -30,7 +30,10 @@ interface Scope {
 interface Shared {
   cos: string;
   sin: string;
-  /** Added to the scores: 0 where a query may see a key, the lowest float32 elsewhere. `[batch, 1, 1, seq, past + seq]`. */
+  /**
+   * Added to the scores: 0 where a query may see a key, the lowest float32 elsewhere.
+   * `[batch, 1, 1, seq, past + seq]`.
+   */
   mask: string;
 }
 
@@ -44,11 +47,19 @@ export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxG
 
   const vocabulary = [config.vocabSize, config.hiddenSize] as const;
   const embedding = await readWeight(scope.weights, "model.embed_tokens.weight", vocabulary);
-  let hidden = graph.op("Gather", [await stored(scope, "embed_tokens", vocabulary, embedding), "input_ids"]);
+  let hidden = graph.op("Gather", [
+    await stored(scope, "embed_tokens", vocabulary, embedding),
+    "input_ids",
+  ]);
   for (let layer = 0; layer < config.layers; layer++)
     hidden = await decoderLayer(scope, layer, hidden, shared);
 
-  const last = graph.op("Slice", [hidden, graph.int64([-1]), graph.int64([2 ** 31]), graph.int64([1])]);
+  const last = graph.op("Slice", [
+    hidden,
+    graph.int64([-1]),
+    graph.int64([2 ** 31]),
+    graph.int64([1]),
+  ]);
   const normed = await rmsNorm(scope, "model.norm.weight", config.hiddenSize, last);
   const head = config.tieWordEmbeddings
     ? embedding
@@ -66,7 +77,9 @@ export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxG
     { name: "attention_mask", type: "int64", shape: ["batch", "total"] },
     { name: "position_ids", type: "int64", shape: ["batch", "seq"] },
   ];
-  const outputs: OnnxValue[] = [{ name: "logits", type: "float32", shape: ["batch", 1, config.vocabSize] }];
+  const outputs: OnnxValue[] = [
+    { name: "logits", type: "float32", shape: ["batch", 1, config.vocabSize] },
+  ];
   for (let layer = 0; layer < config.layers; layer++) {
     for (const part of ["key", "value"]) {
       const shape = (tokens: string) => ["batch", config.kvHeads, tokens, config.headDim];
@@ -77,7 +90,12 @@ export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxG
   return { name: config.modelType, nodes: graph.nodes, tensors: graph.tensors, inputs, outputs };
 }
 
-async function decoderLayer(scope: Scope, layer: number, input: string, shared: Shared): Promise<string> {
+async function decoderLayer(
+  scope: Scope,
+  layer: number,
+  input: string,
+  shared: Shared,
+): Promise<string> {
   const { graph, config } = scope;
   const prefix = `model.layers.${layer}`;
   const norm = (name: string, value: string) =>
@@ -92,10 +110,16 @@ async function decoderLayer(scope: Scope, layer: number, input: string, shared: 
 }
 
 /**
- * Grouped-query attention. Queries become `[batch, kv_heads, group, seq, head_dim]` and meet keys of
- * `[batch, kv_heads, 1, total, head_dim]`, so that keys are broadcast, not copied per query head.
+ * Grouped-query attention. Queries become `[batch, kv_heads, group, seq, head_dim]` and meet keys
+ * of `[batch, kv_heads, 1, total, head_dim]`, so that keys are broadcast, not copied per query
+ * head.
  */
-async function attention(scope: Scope, layer: number, input: string, shared: Shared): Promise<string> {
+async function attention(
+  scope: Scope,
+  layer: number,
+  input: string,
+  shared: Shared,
+): Promise<string> {
   const { graph, config, kvType } = scope;
   const { heads, kvHeads, headDim } = config;
   const prefix = `model.layers.${layer}`;
@@ -104,7 +128,8 @@ async function attention(scope: Scope, layer: number, input: string, shared: Sha
     const flat = await linear(scope, prefix, `self_attn.${part}_proj`, input);
     let split = graph.op("Reshape", [flat, graph.int64([0, 0, count, headDim])]);
     const norm = `${prefix}.self_attn.${part}_norm.weight`;
-    // Qwen3 normalises queries and keys per head, before the rotary embedding; the others have no such weight.
+    // Qwen3 normalises queries and keys per head, before the rotary embedding; the others have no
+    // such weight.
     if (part !== "v" && scope.weights.has(norm)) split = await rmsNorm(scope, norm, headDim, split);
     return graph.op("Transpose", [split], { attributes: { perm: { ints: [0, 2, 1, 3] } } });
   };
@@ -128,8 +153,14 @@ async function attention(scope: Scope, layer: number, input: string, shared: Sha
   });
   const values = withPast("value", value);
 
-  const grouped = graph.op("Reshape", [query, graph.int64([0, kvHeads, heads / kvHeads, -1, headDim])]);
-  const scores = graph.op("Mul", [graph.op("MatMul", [grouped, keys]), graph.float32([headDim ** -0.5], [])]);
+  const grouped = graph.op("Reshape", [
+    query,
+    graph.int64([0, kvHeads, heads / kvHeads, -1, headDim]),
+  ]);
+  const scores = graph.op("Mul", [
+    graph.op("MatMul", [grouped, keys]),
+    graph.float32([headDim ** -0.5], []),
+  ]);
   const weights = graph.op("Softmax", [graph.op("Add", [scores, shared.mask])], {
     attributes: { axis: { int: -1 } },
   });
@@ -144,14 +175,21 @@ async function attention(scope: Scope, layer: number, input: string, shared: Sha
   return await linear(scope, prefix, "self_attn.o_proj", joined);
 }
 
-/** x * cos + rotate_half(x) * sin, where rotate_half swaps the halves of the head and negates the first. */
+/**
+ * x * cos + rotate_half(x) * sin, where rotate_half swaps the halves of the head and negates the
+ * first.
+ */
 function rotated({ graph, config }: Scope, value: string, { cos, sin }: Shared): string {
   const half = config.headDim / 2;
   const part = (from: number, to: number) =>
     graph.op("Slice", [value, graph.int64([from]), graph.int64([to]), graph.int64([3])]);
-  const turned = graph.op("Concat", [graph.op("Neg", [part(half, config.headDim)]), part(0, half)], {
-    attributes: { axis: { int: 3 } },
-  });
+  const turned = graph.op(
+    "Concat",
+    [graph.op("Neg", [part(half, config.headDim)]), part(0, half)],
+    {
+      attributes: { axis: { int: 3 } },
+    },
+  );
   return graph.op("Add", [graph.op("Mul", [value, cos]), graph.op("Mul", [turned, sin])]);
 }
 
@@ -162,7 +200,9 @@ function rotary({ graph, config }: Scope): { cos: string; sin: string } {
     const exponent = Math.fround(Math.fround(2 * i) / config.headDim);
     return 1 / Math.fround(config.ropeTheta ** exponent);
   });
-  const positions = graph.op("Cast", ["position_ids"], { attributes: { to: { int: onnxTypes.float32 } } });
+  const positions = graph.op("Cast", ["position_ids"], {
+    attributes: { to: { int: onnxTypes.float32 } },
+  });
   const angles = graph.op("Mul", [
     graph.op("Unsqueeze", [positions, graph.int64([1, 3])]),
     graph.float32(frequencies, [1, 1, 1, half]),
@@ -198,16 +238,29 @@ async function rmsNorm(scope: Scope, name: string, size: number, value: string):
   const variance = graph.op("ReduceMean", [squares, graph.int64([-1])], {
     attributes: { keepdims: { int: 1 } },
   });
-  const root = graph.op("Sqrt", [graph.op("Add", [variance, graph.float32([config.rmsNormEps], [])])]);
+  const root = graph.op("Sqrt", [
+    graph.op("Add", [variance, graph.float32([config.rmsNormEps], [])]),
+  ]);
   return graph.op("Mul", [graph.op("Div", [value, root]), weight]);
 }
 
-async function linear(scope: Scope, prefix: string, projection: Projection, value: string): Promise<string> {
+async function linear(
+  scope: Scope,
+  prefix: string,
+  projection: Projection,
+  value: string,
+): Promise<string> {
   const { graph, config, weights } = scope;
   const name = `${prefix}.${projection}`;
   const [rows, columns] = projectionShape(config, projection);
-  const data = transposed(await readWeight(weights, `${name}.weight`, [rows, columns]), [rows, columns]);
-  const product = graph.op("MatMul", [value, await stored(scope, `${name}.weight`, [columns, rows], data)]);
+  const data = transposed(await readWeight(weights, `${name}.weight`, [rows, columns]), [
+    rows,
+    columns,
+  ]);
+  const product = graph.op("MatMul", [
+    value,
+    await stored(scope, `${name}.weight`, [columns, rows], data),
+  ]);
   if (!weights.has(`${name}.bias`)) return product;
   const bias = await readWeight(weights, `${name}.bias`, [rows]);
   return graph.op("Add", [product, await stored(scope, `${name}.bias`, [rows], bias)]);
@@ -239,7 +292,11 @@ class GraphBuilder {
   }
 
   int64(values: readonly number[], shape: readonly number[] = [values.length]): string {
-    return this.#constant("int64", new Uint8Array(BigInt64Array.from(values, BigInt).buffer), shape);
+    return this.#constant(
+      "int64",
+      new Uint8Array(BigInt64Array.from(values, BigInt).buffer),
+      shape,
+    );
   }
 
   float32(values: ArrayLike<number>, shape: readonly number[] = [values.length]): string {
@@ -255,7 +312,8 @@ class GraphBuilder {
   #constant(type: OnnxType, bytes: Uint8Array, shape: readonly number[]): string {
     const key = `${type}[${shape.join()}]${Buffer.from(bytes).toString("base64")}`;
     const name = this.#constants.get(key) ?? `constant_${this.#constants.size}`;
-    if (!this.#constants.has(key)) this.tensors.push({ name, type, shape, data: { inline: bytes } });
+    if (!this.#constants.has(key))
+      this.tensors.push({ name, type, shape, data: { inline: bytes } });
     this.#constants.set(key, name);
     return name;
   }

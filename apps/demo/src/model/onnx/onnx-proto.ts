@@ -90,7 +90,10 @@ function encodeValue(value: OnnxValue): MessageWriter {
   const shape = new MessageWriter();
   for (const size of value.shape) {
     const dimension = new MessageWriter();
-    shape.message(1, typeof size === "number" ? dimension.integer(1, size) : dimension.text(2, size));
+    shape.message(
+      1,
+      typeof size === "number" ? dimension.integer(1, size) : dimension.text(2, size),
+    );
   }
   const tensor = new MessageWriter().integer(1, onnxTypes[value.type]).message(2, shape);
   return new MessageWriter().text(1, value.name).message(2, new MessageWriter().message(1, tensor));
@@ -98,7 +101,10 @@ function encodeValue(value: OnnxValue): MessageWriter {
 
 const wireTypes = { varint: 0, length: 2 } as const;
 
-/** Writes one protobuf message; fields appear in the order of the calls. Enough for ONNX: varints, strings, messages. */
+/**
+ * Writes one protobuf message; fields appear in the order of the calls. Enough for ONNX: varints,
+ * strings, messages.
+ */
 class MessageWriter {
   readonly #parts: Uint8Array[] = [];
 

@@ -7,14 +7,18 @@ import { z } from "zod";
 import { exists, readJson } from "../weights/checkpoint.js";
 
 export interface Tokenizer {
-  /** Encodes text, with the special tokens that the model's tokenizer adds (such as a leading `bos`). */
+  /**
+   * Encodes text, with the special tokens that the model's tokenizer adds (such as a leading
+   * `bos`).
+   */
   encode(text: string): Int32Array;
   /** Decodes tokens, without special tokens (such as `eos`) unless `skipSpecialTokens` is false. */
   decode(tokens: ArrayLike<number>, options?: { skipSpecialTokens?: boolean }): string;
   /**
    * The prompt of a conversation, ending where the assistant's answer begins.
    *
-   * @throws KvError KV_REQUEST_INVALID when the model has no chat template or it refuses the messages.
+   * @throws KvError KV_REQUEST_INVALID when the model has no chat template or it refuses the
+   * messages.
    */
   encodeChat(messages: readonly ChatMessage[]): Int32Array;
 }
@@ -42,19 +46,26 @@ const wordLevelSchema = z.looseObject({
 });
 
 /**
- * The tokenizer of a model directory: that of tokenizer.json with the chat template of tokenizer_config.json or
- * chat_template.jinja; for the built-in model, words `t0`, `t1`, … separated by white space, and
- * a token by hash for every other word.
+ * The tokenizer of a model directory: that of tokenizer.json with the chat template of
+ * tokenizer_config.json or chat_template.jinja; for the built-in model, words `t0`, `t1`, …
+ * separated by white space, and a token by hash for every other word.
  *
- * A WordLevel tokenizer looks up whole words. (Hugging Face first cuts special tokens out of the text: with a special
- * token `t1` the word `t12` becomes two tokens. Send token ids where that matters.)
+ * A WordLevel tokenizer looks up whole words. (Hugging Face first cuts special tokens out of the
+ * text: with a special token `t1` the word `t12` becomes two tokens. Send token ids where that
+ * matters.)
  *
- * @throws KvError KV_CONFIG_INVALID naming the file, KV_MODEL_UNSUPPORTED when the directory has no tokenizer.
+ * @throws KvError KV_CONFIG_INVALID naming the file, KV_MODEL_UNSUPPORTED when the directory has no
+ * tokenizer.
  */
-export async function loadTokenizer(options: { directory: string; vocabSize: number }): Promise<Tokenizer> {
+export async function loadTokenizer(options: {
+  directory: string;
+  vocabSize: number;
+}): Promise<Tokenizer> {
   const { directory, vocabSize } = options;
   const configPath = join(directory, "tokenizer_config.json");
-  const parsed = configSchema.safeParse((await exists(configPath)) ? await readJson(configPath) : {});
+  const parsed = configSchema.safeParse(
+    (await exists(configPath)) ? await readJson(configPath) : {},
+  );
   if (!parsed.success)
     throw new KvError("KV_CONFIG_INVALID", `${configPath}: ${z.prettifyError(parsed.error)}`);
   const config = parsed.data;
@@ -65,7 +76,9 @@ export async function loadTokenizer(options: { directory: string; vocabSize: num
     unk_token: contentOf(config.unk_token) ?? "",
   });
 
-  const special = [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(contentOf);
+  const special = [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(
+    contentOf,
+  );
   const words = (
     vocabulary: ReadonlyMap<string, number>,
     unknown: string,
@@ -93,7 +106,11 @@ export async function loadTokenizer(options: { directory: string; vocabSize: num
   return huggingFace(openHuggingFace(path, json, config), renderChat);
 }
 
-function openHuggingFace(path: string, json: unknown, config: TokenizerConfig): HuggingFaceTokenizer {
+function openHuggingFace(
+  path: string,
+  json: unknown,
+  config: TokenizerConfig,
+): HuggingFaceTokenizer {
   try {
     return new HuggingFaceTokenizer(json as object, config);
   } catch (error) {
@@ -118,7 +135,10 @@ function huggingFace(
   };
 }
 
-async function templateSource(directory: string, config: TokenizerConfig): Promise<string | undefined> {
+async function templateSource(
+  directory: string,
+  config: TokenizerConfig,
+): Promise<string | undefined> {
   const path = join(directory, "chat_template.jinja");
   if (await exists(path)) return await readFile(path, "utf8");
   const template = config.chat_template ?? undefined;
@@ -130,7 +150,10 @@ function contentOf(token: z.infer<typeof specialToken>): string | undefined {
   return typeof token === "object" ? token?.content : token;
 }
 
-/** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token, or that of `tokenOfUnknown`. */
+/**
+ * Splits text at white space and looks up whole words; a word outside of the vocabulary is the
+ * unknown token, or that of `tokenOfUnknown`.
+ */
 function wordTokenizer(options: {
   vocabulary: ReadonlyMap<string, number>;
   unknown: string;
@@ -160,10 +183,16 @@ function numberedWords(vocabSize: number): Map<string, number> {
   return new Map(Array.from({ length: vocabSize }, (_, token) => [`t${token}`, token]));
 }
 
-/** Tokens of the built-in model that stand for themselves: padding, begin, end, and the turns of its chat template. */
+/**
+ * Tokens of the built-in model that stand for themselves: padding, begin, end, and the turns of its
+ * chat template.
+ */
 const RESERVED_TOKENS = 6;
 
-/** The token of an ordinary word in the built-in model: a hash (FNV-1a), so that different texts are different prompts. */
+/**
+ * The token of an ordinary word in the built-in model: a hash (FNV-1a), so that different texts are
+ * different prompts.
+ */
 function hashedWord(word: string, vocabSize: number): number {
   let hash = 0x811c9dc5;
   for (const byte of Buffer.from(word)) hash = Math.imul(hash ^ byte, 0x01000193);
@@ -178,8 +207,9 @@ export interface ChatMessage {
 }
 
 /**
- * Renders conversations by a model's chat template (Jinja, as in Hugging Face's `apply_chat_template` with
- * `add_generation_prompt`). The template is parsed on first use: a broken one affects only chat requests.
+ * Renders conversations by a model's chat template (Jinja, as in Hugging Face's
+ * `apply_chat_template` with `add_generation_prompt`). The template is parsed on first use: a
+ * broken one affects only chat requests.
  */
 function chatTemplate(
   source: string | undefined,
@@ -196,7 +226,11 @@ function chatTemplate(
       template ??= new Template(source);
       return template.render({ ...specialTokens, messages, add_generation_prompt: true });
     } catch (error) {
-      throw KvError.from(error, "KV_REQUEST_INVALID", "the model's chat template refused the messages");
+      throw KvError.from(
+        error,
+        "KV_REQUEST_INVALID",
+        "the model's chat template refused the messages",
+      );
     }
   };
 }

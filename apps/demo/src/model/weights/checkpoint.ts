@@ -8,7 +8,9 @@ import type { WeightSource } from "./weights.js";
 
 const singleFile = "model.safetensors";
 const indexFile = "model.safetensors.index.json";
-const indexSchema = z.looseObject({ weight_map: z.record(z.string(), z.string().regex(/^[\w.-]+$/)) });
+const indexSchema = z.looseObject({
+  weight_map: z.record(z.string(), z.string().regex(/^[\w.-]+$/)),
+});
 
 /** The safetensors files of a Hugging Face directory: one file, or those that its index names. */
 export async function checkpointFiles(directory: string): Promise<string[]> {
@@ -16,12 +18,16 @@ export async function checkpointFiles(directory: string): Promise<string[]> {
   const path = join(directory, indexFile);
   if (!(await exists(path))) return [];
   const index = indexSchema.safeParse(await readJson(path));
-  if (!index.success) throw new KvError("KV_CONFIG_INVALID", `${path}: ${z.prettifyError(index.error)}`);
+  if (!index.success)
+    throw new KvError("KV_CONFIG_INVALID", `${path}: ${z.prettifyError(index.error)}`);
   return [...new Set(Object.values(index.data.weight_map))].sort();
 }
 
 /** All files of a checkpoint as one source of weights. */
-export async function openCheckpoint(directory: string, files: readonly string[]): Promise<WeightSource> {
+export async function openCheckpoint(
+  directory: string,
+  files: readonly string[],
+): Promise<WeightSource> {
   const parts: WeightSource[] = [];
   const close = async (): Promise<void> => {
     await Promise.all(parts.map((part) => part.close()));
@@ -46,8 +52,14 @@ export async function openCheckpoint(directory: string, files: readonly string[]
   };
 }
 
-/** Changes when the checkpoint does: sizes and modification times, not contents (which may be many gigabytes). */
-export async function checkpointDigest(directory: string, files: readonly string[]): Promise<string> {
+/**
+ * Changes when the checkpoint does: sizes and modification times, not contents (which may be many
+ * gigabytes).
+ */
+export async function checkpointDigest(
+  directory: string,
+  files: readonly string[],
+): Promise<string> {
   const hash = createHash("sha256");
   for (const file of files) {
     const { size, mtimeMs } = await stat(join(directory, file));

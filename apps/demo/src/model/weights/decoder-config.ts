@@ -1,10 +1,15 @@
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 
-/** The decoders that `buildOnnx` writes: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. */
+/**
+ * The decoders that `buildOnnx` writes: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
+ */
 const buildableModelTypes = ["qwen3", "qwen2", "llama", "mistral"] as const;
 
-/** The fields of a Hugging Face `config.json` that `buildOnnx` and `seededWeights` use, under shorter names. */
+/**
+ * The fields of a Hugging Face `config.json` that `buildOnnx` and `seededWeights` use, under
+ * shorter names.
+ */
 export interface DecoderConfig {
   modelType: (typeof buildableModelTypes)[number];
   vocabSize: number;
@@ -53,9 +58,11 @@ const schema = z.looseObject({
 });
 
 /**
- * Reads the JSON of a Hugging Face `config.json` (transformers 4 and 5 forms of the rotary parameters).
+ * Reads the JSON of a Hugging Face `config.json` (transformers 4 and 5 forms of the rotary
+ * parameters).
  *
- * @throws KvError KV_CONFIG_INVALID where a value is missing or out of range, KV_MODEL_UNSUPPORTED where the model
+ * @throws KvError KV_CONFIG_INVALID where a value is missing or out of range, KV_MODEL_UNSUPPORTED
+ * where the model
  *   is one that `buildOnnx` cannot write (another architecture, scaled rotary embedding, sliding windows).
  */
 export function readDecoderConfig(json: unknown, { where }: { where: string }): DecoderConfig {

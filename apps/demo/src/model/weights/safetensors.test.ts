@@ -51,15 +51,27 @@ test("F32, F16 and BF16 at any offset are read as float32", async () => {
   await source.close();
 });
 
-const entry = (change: object) => ({ a: { dtype: "F32", shape: [2], data_offsets: [0, 8], ...change } });
+const entry = (change: object) => ({
+  a: { dtype: "F32", shape: [2], data_offsets: [0, 8], ...change },
+});
 
 test.each<[string, unknown, number | undefined, RegExp]>([
   ["a header that is not JSON", "{", undefined, /not JSON/],
   ["a header that is a list", [], undefined, /not a map/],
   ["a header longer than the file", {}, 1e9, /header of 1000000000 bytes/],
-  ["an entry beyond the end", entry({ shape: [3], data_offsets: [0, 12] }), undefined, /0 to 12 of 8/],
+  [
+    "an entry beyond the end",
+    entry({ shape: [3], data_offsets: [0, 12] }),
+    undefined,
+    /0 to 12 of 8/,
+  ],
   ["offsets in the wrong order", entry({ data_offsets: [8, 0] }), undefined, /8 to 0/],
-  ["a length that does not fit the shape", entry({ shape: [3] }), undefined, /needs 12 bytes, has 8/],
+  [
+    "a length that does not fit the shape",
+    entry({ shape: [3] }),
+    undefined,
+    /needs 12 bytes, has 8/,
+  ],
   ["a negative size", entry({ shape: [-2] }), undefined, /entry a/],
 ])("refuses %s", async (_, header, headerBytes, message) => {
   const path = await written(header, new Uint8Array(8), headerBytes);

@@ -23,10 +23,12 @@ interface Tensor {
 }
 
 /**
- * Opens a safetensors file. The header is read and checked here (offsets inside the file, lengths that fit shape and
- * type); tensors are read one by one when asked for. F32, F16 and BF16 are read, as float32.
+ * Opens a safetensors file. The header is read and checked here (offsets inside the file, lengths
+ * that fit shape and type); tensors are read one by one when asked for. F32, F16 and BF16 are read,
+ * as float32.
  *
- * @throws KvError KV_CONFIG_INVALID for a file that is not well-formed, KV_MODEL_UNSUPPORTED on reading another type.
+ * @throws KvError KV_CONFIG_INVALID for a file that is not well-formed, KV_MODEL_UNSUPPORTED on
+ * reading another type.
  */
 export async function openSafetensors(path: string): Promise<WeightSource> {
   const file = await open(path, "r");
@@ -117,7 +119,12 @@ function isElement(dtype: string): dtype is Element {
 }
 
 /** Its own allocation, never a slice of Node's pool: typed arrays over it must be aligned. */
-async function readExactly(file: FileHandle, path: string, from: number, length: number): Promise<Buffer> {
+async function readExactly(
+  file: FileHandle,
+  path: string,
+  from: number,
+  length: number,
+): Promise<Buffer> {
   const bytes = Buffer.from(new ArrayBuffer(length));
   for (let done = 0; done < length; ) {
     const { bytesRead } = await file.read(bytes, done, length - done, from + done);

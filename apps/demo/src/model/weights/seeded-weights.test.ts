@@ -31,7 +31,9 @@ test("every weight is PyTorch's to the last bit", async () => {
 });
 
 test("another number of KV heads changes every later draw, as in PyTorch", async () => {
-  const source = seededWeights(readDecoderConfig(tinyModelConfig({ kvHeads: 2 }), { where }), { seed: 1234 });
+  const source = seededWeights(readDecoderConfig(tinyModelConfig({ kvHeads: 2 }), { where }), {
+    seed: 1234,
+  });
   const name = "lm_head.weight";
   expect(sha256(await source.read(name))).toBe(reference.kv_heads_2[name].sha256);
   expect(reference.kv_heads_2[name].sha256).not.toBe(reference.weights[name].sha256);

@@ -4,16 +4,20 @@ import { fillNormal, mt19937 } from "./torch-random.js";
 import { projectionShape, projections, type WeightSource, weightsOf } from "./weights.js";
 
 /**
- * The weights that `torch.manual_seed(seed)` followed by `Qwen3ForCausalLM(config)` gives (transformers 5.19,
- * PyTorch 2.13, CPU), bit for bit, without Python. The order of the draws is the order of construction:
+ * The weights that `torch.manual_seed(seed)` followed by `Qwen3ForCausalLM(config)` gives
+ * (transformers 5.19, PyTorch 2.13, CPU), bit for bit, without Python. The order of the draws is
+ * the order of construction:
  *
- * 1. every module's own initialisation (embedding: normal; linear: uniform), layer by layer: drawn and discarded;
- * 2. `post_init` of the inner model: normal(0, initializer_range) over the embedding and each layer's projections;
+ * 1. every module's own initialisation (embedding: normal; linear: uniform), layer by layer: drawn
+ * and discarded;
+ * 2. `post_init` of the inner model: normal(0, initializer_range) over the embedding and each
+ * layer's projections;
  * 3. the output head: its own uniform initialisation, discarded, then normal(0, initializer_range).
  *
  * Norm weights are ones and the padding token's embedding is zeros; they draw nothing.
  *
- * @throws KvError KV_MODEL_UNSUPPORTED for tied embeddings, biases and sizes that are not multiples of 16, whose
+ * @throws KvError KV_MODEL_UNSUPPORTED for tied embeddings, biases and sizes that are not multiples
+ * of 16, whose
  *   draws differ.
  */
 export function seededWeights(config: DecoderConfig, { seed }: { seed: number }): WeightSource {
@@ -49,7 +53,11 @@ export function seededWeights(config: DecoderConfig, { seed }: { seed: number })
   }
   const embedding = draw("model.embed_tokens.weight", vocabulary);
   if (config.padTokenId !== undefined) {
-    embedding.fill(0, config.padTokenId * config.hiddenSize, (config.padTokenId + 1) * config.hiddenSize);
+    embedding.fill(
+      0,
+      config.padTokenId * config.hiddenSize,
+      (config.padTokenId + 1) * config.hiddenSize,
+    );
   }
   for (let layer = 0; layer < config.layers; layer++) {
     const prefix = `model.layers.${layer}`;
@@ -65,5 +73,8 @@ export function seededWeights(config: DecoderConfig, { seed }: { seed: number })
   random.skip(vocabulary[0] * vocabulary[1]);
   draw("lm_head.weight", vocabulary);
 
-  return weightsOf(weights, (name) => new KvError("KV_INTERNAL", `no seeded weight is named ${name}`));
+  return weightsOf(
+    weights,
+    (name) => new KvError("KV_INTERNAL", `no seeded weight is named ${name}`),
+  );
 }

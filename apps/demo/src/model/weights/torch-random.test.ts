@@ -9,12 +9,15 @@ test("gives the numbers of the reference generator", () => {
   expect(random.next()).toBe(4123659995);
 });
 
-test.each([0, 1, 623, 624, 625, 1248, 2500])("skip(%i) has the effect of as many draws", (count) => {
-  const [drawn, skipped] = [mt19937(1), mt19937(1)];
-  for (const start of [0, 5]) {
-    for (let i = 0; i < start + count; i++) drawn.next();
-    for (let i = 0; i < start; i++) skipped.next();
-    skipped.skip(count);
-    expect(skipped.next()).toBe(drawn.next());
-  }
-});
+test.each([0, 1, 623, 624, 625, 1248, 2500])(
+  "skip(%i) has the effect of as many draws",
+  (count) => {
+    const [drawn, skipped] = [mt19937(1), mt19937(1)];
+    for (const start of [0, 5]) {
+      for (let i = 0; i < start + count; i++) drawn.next();
+      for (let i = 0; i < start; i++) skipped.next();
+      skipped.skip(count);
+      expect(skipped.next()).toBe(drawn.next());
+    }
+  },
+);

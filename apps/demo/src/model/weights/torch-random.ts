@@ -1,11 +1,12 @@
 /**
- * Fills with normal values exactly as PyTorch 2 does on an x86 CPU with AVX2 (`Tensor.normal_` on a contiguous
- * float32 tensor of a multiple of 16 elements): uniforms of 24 bits first, then Box-Muller on groups of 16, the
- * first eight giving the radius and the last eight the angle. Logarithm, sine and cosine are the single-precision
- * approximations of the Cephes library with fused multiply-adds where the compiler puts them, so that the result
- * is equal to the last bit.
+ * Fills with normal values exactly as PyTorch 2 does on an x86 CPU with AVX2 (`Tensor.normal_` on a
+ * contiguous float32 tensor of a multiple of 16 elements): uniforms of 24 bits first, then
+ * Box-Muller on groups of 16, the first eight giving the radius and the last eight the angle.
+ * Logarithm, sine and cosine are the single-precision approximations of the Cephes library with
+ * fused multiply-adds where the compiler puts them, so that the result is equal to the last bit.
  *
- * @throws RangeError when the length is not a multiple of 16 (PyTorch then draws the tail again; no model here needs it).
+ * @throws RangeError when the length is not a multiple of 16 (PyTorch then draws the tail again; no
+ * model here needs it).
  */
 export function fillNormal(
   data: Float32Array,
@@ -36,11 +37,14 @@ const halfRoot = fround(Math.SQRT1_2);
 const logLow = fround(-2.1219444e-4);
 const logHigh = fround(0.693359375);
 const [l0, l1, l2, l3, l4, l5, l6, l7, l8] = [
-  7.0376836292e-2, -1.151461031e-1, 1.167699874e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-  2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+  7.0376836292e-2, -1.151461031e-1, 1.167699874e-1, -1.2420140846e-1, 1.4249322787e-1,
+  -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 ].map(fround) as [number, number, number, number, number, number, number, number, number];
 
-/** Natural logarithm of a normal float32 in (0, 1]. A product of two float32 is exact in a double: fround(a * b + c) is fma. */
+/**
+ * Natural logarithm of a normal float32 in (0, 1]. A product of two float32 is exact in a double:
+ * fround(a * b + c) is fma.
+ */
 function log(value: number): number {
   real[0] = value;
   const word = bits[0] ?? 0;
@@ -75,11 +79,9 @@ const [s0, s1, s2] = [-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1].map(f
   number,
   number,
 ];
-const [c0, c1, c2] = [2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2].map(fround) as [
-  number,
-  number,
-  number,
-];
+const [c0, c1, c2] = [2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2].map(
+  fround,
+) as [number, number, number];
 
 // Module variables avoid an object per call: there are three million calls.
 let sine = 0;
@@ -109,7 +111,10 @@ function sineAndCosine(angle: number): void {
 const stateLength = 624;
 const middle = 397;
 
-/** The 32-bit Mersenne Twister (MT19937), seeded by one 32-bit integer as `torch.manual_seed` seeds its CPU generator. */
+/**
+ * The 32-bit Mersenne Twister (MT19937), seeded by one 32-bit integer as `torch.manual_seed` seeds
+ * its CPU generator.
+ */
 export interface Mt19937 {
   /** The next 32 random bits, unsigned. */
   next(): number;

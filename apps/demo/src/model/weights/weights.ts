@@ -1,7 +1,10 @@
 import { KvError } from "@kv/interface";
 import type { DecoderConfig } from "./decoder-config.js";
 
-/** Weights by their Hugging Face names, row-major, converted to float32. One tensor is in memory at a time. */
+/**
+ * Weights by their Hugging Face names, row-major, converted to float32. One tensor is in memory at
+ * a time.
+ */
 export interface WeightSource {
   has(name: string): boolean;
   /** @throws KvError KV_MODEL_UNSUPPORTED when there is no such weight. */
@@ -42,7 +45,10 @@ export const projections = [
 export type Projection = (typeof projections)[number];
 
 /** `[out, in]`, as Hugging Face stores it. */
-export function projectionShape(config: DecoderConfig, projection: Projection): readonly [number, number] {
+export function projectionShape(
+  config: DecoderConfig,
+  projection: Projection,
+): readonly [number, number] {
   const { hiddenSize: hidden, intermediateSize: intermediate, headDim } = config;
   switch (projection) {
     case "self_attn.q_proj":
@@ -82,7 +88,10 @@ export async function readWeight(
 }
 
 /** Transposes `[rows, columns]`, in tiles so that both sides stay in the CPU cache. */
-export function transposed(data: Float32Array, [rows, columns]: readonly [number, number]): Float32Array {
+export function transposed(
+  data: Float32Array,
+  [rows, columns]: readonly [number, number],
+): Float32Array {
   const result = new Float32Array(data.length);
   const tile = 32;
   for (let top = 0; top < rows; top += tile) {

@@ -1,6 +1,7 @@
 /**
- * Shared with the model's thread: 1 while it loads or runs a step. ONNX Runtime aborts the process (exit code 134)
- * when Node ends the thread during a call. So the process waits for the call when it exits.
+ * Shared with the model's thread: 1 while it loads or runs a step. ONNX Runtime aborts the process
+ * (exit code 134) when Node ends the thread during a call. So the process waits for the call when
+ * it exits.
  */
 export type BusyFlag = Int32Array<SharedArrayBuffer>;
 
@@ -18,7 +19,9 @@ export function setIdle(flag: BusyFlag): void {
   Atomics.notify(flag, 0);
 }
 
-/** A step of the longest prompt takes seconds. A thread that hangs must not block the exit for ever. */
+/**
+ * A step of the longest prompt takes seconds. A thread that hangs must not block the exit for ever.
+ */
 const exitWaitMs = 10_000;
 
 // One listener for all models: Node warns of a leak at eleven listeners.

@@ -3,22 +3,31 @@ import { float16ToFloat32, float32ToFloat16 } from "../weights/float16.js";
 import { type LayerKv, unpackWire } from "./wire-order.js";
 import { FaultError, type SessionShape, type WorkerStart } from "./worker-protocol.js";
 
-/** The keys and values of one sequence, as the model's own tensors: the outputs of one step are the inputs of the next. */
+/**
+ * The keys and values of one sequence, as the model's own tensors: the outputs of one step are the
+ * inputs of the next.
+ */
 export interface Past {
   tokens: number;
   tensors: Readonly<Record<string, Tensor>>;
 }
 
-/** A decoder exported with `past_key_values.*` and `present.*`; runs on the thread that calls it. */
+/**
+ * A decoder exported with `past_key_values.*` and `present.*`; runs on the thread that calls it.
+ */
 export type DecoderSession = ReturnType<typeof decoderSession>;
 
 const pastName = /^past_key_values\.(\d+)\.(key|value)$/;
 
 /** The other inputs of known exports; a model with any other input is refused. */
 const inputValues: Readonly<Record<string, (tokens: Int32Array, past: number) => Tensor>> = {
-  input_ids: (tokens) => new Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]),
+  input_ids: (tokens) =>
+    new Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]),
   attention_mask: (tokens, past) =>
-    new Tensor("int64", new BigInt64Array(past + tokens.length).fill(1n), [1, past + tokens.length]),
+    new Tensor("int64", new BigInt64Array(past + tokens.length).fill(1n), [
+      1,
+      past + tokens.length,
+    ]),
   position_ids: (tokens, past) =>
     new Tensor(
       "int64",
@@ -54,7 +63,10 @@ function decoderSession(session: InferenceSession, start: WorkerStart) {
     value: `past_key_values.${layer}.value`,
   }));
   const others = session.inputNames.filter((name) => !pastName.test(name));
-  const wanted = ["logits", ...pastNames.flatMap(({ key, value }) => [presentOf(key), presentOf(value)])];
+  const wanted = [
+    "logits",
+    ...pastNames.flatMap(({ key, value }) => [presentOf(key), presentOf(value)]),
+  ];
 
   const tensorOf = (data: Float32Array, tokens: number): Tensor => {
     const dims = [1, kvHeads, tokens, headDim];
@@ -74,10 +86,17 @@ function decoderSession(session: InferenceSession, start: WorkerStart) {
   return {
     shape,
     emptyPast: () => pastOf([], 0),
-    pastFromWire: (kv: ArrayBuffer, tokens: number) => pastOf(unpackWire(kv, shape, tokens), tokens),
-    /** Keys and values of every layer, each `[kv_head][token][head_dim]`; views where the model's type is float32. */
+    pastFromWire: (kv: ArrayBuffer, tokens: number) =>
+      pastOf(unpackWire(kv, shape, tokens), tokens),
+    /**
+     * Keys and values of every layer, each `[kv_head][token][head_dim]`; views where the model's
+     * type is float32.
+     */
     layersOf: ({ tensors }: Past): LayerKv[] =>
-      pastNames.map(({ key, value }) => ({ key: floats(tensors, key), value: floats(tensors, value) })),
+      pastNames.map(({ key, value }) => ({
+        key: floats(tensors, key),
+        value: floats(tensors, value),
+      })),
     /** Runs `tokens` after `past`; `logits` are those of the last position. */
     async run(past: Past, tokens: Int32Array): Promise<{ logits: Float32Array; past: Past }> {
       const feeds: Record<string, Tensor> = { ...past.tensors };
@@ -117,7 +136,10 @@ function floats(tensors: Readonly<Record<string, Tensor>>, name: string): Float3
   if (ArrayBuffer.isView(data) && data.byteLength === 2 * (tensors[name]?.size ?? 0)) {
     return float16ToFloat32(new Uint16Array(data.buffer, data.byteOffset, data.byteLength / 2));
   }
-  throw new FaultError({ code: "KV_MODEL_UNSUPPORTED", message: `tensor ${name} is ${tensors[name]?.type}` });
+  throw new FaultError({
+    code: "KV_MODEL_UNSUPPORTED",
+    message: `tensor ${name} is ${tensors[name]?.type}`,
+  });
 }
 
 function sessionShape(session: InferenceSession, start: WorkerStart): SessionShape {
@@ -125,7 +147,11 @@ function sessionShape(session: InferenceSession, start: WorkerStart): SessionSha
     message: string,
     hint = "export a decoder with past_key_values by Hugging Face optimum",
   ): never => {
-    throw new FaultError({ code: "KV_MODEL_UNSUPPORTED", message: `${start.onnxPath}: ${message}`, hint });
+    throw new FaultError({
+      code: "KV_MODEL_UNSUPPORTED",
+      message: `${start.onnxPath}: ${message}`,
+      hint,
+    });
   };
   const pasts = session.inputMetadata.filter(({ name }) => pastName.test(name));
   const first = pasts[0];
@@ -159,7 +185,9 @@ function sessionShape(session: InferenceSession, start: WorkerStart): SessionSha
     return refuse(`its past is ${[...types].join(" and ")}, not float32 or float16`);
   }
   if (first.isTensor && first.shape.length !== 4) {
-    return refuse(`its past has ${first.shape.length} dimensions, not [batch, kv_heads, past, head_dim]`);
+    return refuse(
+      `its past has ${first.shape.length} dimensions, not [batch, kv_heads, past, head_dim]`,
+    );
   }
   const logits = session.outputMetadata.find(({ name }) => name === "logits");
   const vocabSize = logits?.isTensor === true ? logits.shape.at(-1) : undefined;

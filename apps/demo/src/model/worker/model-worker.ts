@@ -19,8 +19,8 @@ if (port === null) throw new Error("model-worker is started by loadModel, not by
 
 const { start, busy } = workerData as WorkerData;
 
-// ONNX Runtime 1.30 hands half-precision data to its native part as Float16Array where the runtime has one (Node 24),
-// and the native part cannot read that. This thread's globals are its own.
+// ONNX Runtime 1.30 hands half-precision data to its native part as Float16Array where the runtime
+// has one (Node 24), and the native part cannot read that. This thread's globals are its own.
 Reflect.deleteProperty(globalThis, "Float16Array");
 
 /** Marks the thread idle before it sends: the receiver may start the next step at once. */

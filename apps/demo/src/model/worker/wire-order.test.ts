@@ -25,12 +25,18 @@ test("the key of a token comes before its value, tokens of a head follow one ano
 test("unpack is the inverse of pack", () => {
   const size = fc.integer({ min: 1, max: 5 });
   fc.assert(
-    fc.property(size, size, size, fc.integer({ min: 0, max: 9 }), (layers, kvHeads, headDim, tokens) => {
-      const shape = { layers, kvHeads, headDim };
-      const wire = Float32Array.from({ length: kvBytes(shape, tokens) / 4 }, (_, i) => i);
-      const apart = unpackWire(wire.buffer, shape, tokens);
-      const again = packWire(apart, { kvHeads, headDim, total: tokens, from: 0, to: tokens });
-      expect(new Float32Array(again)).toEqual(wire);
-    }),
+    fc.property(
+      size,
+      size,
+      size,
+      fc.integer({ min: 0, max: 9 }),
+      (layers, kvHeads, headDim, tokens) => {
+        const shape = { layers, kvHeads, headDim };
+        const wire = Float32Array.from({ length: kvBytes(shape, tokens) / 4 }, (_, i) => i);
+        const apart = unpackWire(wire.buffer, shape, tokens);
+        const again = packWire(apart, { kvHeads, headDim, total: tokens, from: 0, to: tokens });
+        expect(new Float32Array(again)).toEqual(wire);
+      },
+    ),
   );
 });

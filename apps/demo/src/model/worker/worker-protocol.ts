@@ -51,8 +51,8 @@ export interface Fault {
 }
 
 /**
- * The worker's files import nothing of the workspace at run time, so that the thread starts the same way from
- * source and from a bundle. The main thread turns their errors into a `KvError`.
+ * The worker's files import nothing of the workspace at run time, so that the thread starts the
+ * same way from source and from a bundle. The main thread turns their errors into a `KvError`.
  */
 export class FaultError extends Error {
   readonly fault: Fault;

@@ -18,26 +18,70 @@ interface HeadShape {
   readonly headSize: number;
 }
 
-/** Where a config lacks KV heads or a head size, the values that transformers 5 gives to models of a type. */
+/**
+ * Where a config lacks KV heads or a head size, the values that transformers 5 gives to models of a
+ * type.
+ */
 const KV_HEADS_OF_TYPE: Readonly<Record<string, number>> = {
-  ...{ mistral: 8, ministral3: 8, mixtral: 8, phimoe: 8, gpt_oss: 8, jamba: 8, falcon_h1: 8, lfm2: 8 },
-  ...{ lfm2_moe: 8, minimax_m2: 8, seed_oss: 8, nemotron_h: 8, llama4_text: 8, gemma: 16, gemma2: 4 },
-  ...{ gemma3_text: 4, gemma4_text: 4, qwen2: 32, qwen3: 32, qwen3_moe: 4, qwen2_moe: 16, qwen3_next: 2 },
-  ...{ starcoder2: 2, glm: 2, glm4: 2, glm4_moe: 8, ernie4_5: 2, ernie4_5_moe: 4, smollm3: 4 },
-  ...{ qwen3_5_text: 4, qwen3_5_moe_text: 2, stablelm: 32, olmoe: 16, gemma3n_text: 2 },
+  mistral: 8,
+  ministral3: 8,
+  mixtral: 8,
+  phimoe: 8,
+  gpt_oss: 8,
+  jamba: 8,
+  falcon_h1: 8,
+  lfm2: 8,
+  lfm2_moe: 8,
+  minimax_m2: 8,
+  seed_oss: 8,
+  nemotron_h: 8,
+  llama4_text: 8,
+  gemma: 16,
+  gemma2: 4,
+  gemma3_text: 4,
+  gemma4_text: 4,
+  qwen2: 32,
+  qwen3: 32,
+  qwen3_moe: 4,
+  qwen2_moe: 16,
+  qwen3_next: 2,
+  starcoder2: 2,
+  glm: 2,
+  glm4: 2,
+  glm4_moe: 8,
+  ernie4_5: 2,
+  ernie4_5_moe: 4,
+  smollm3: 4,
+  qwen3_5_text: 4,
+  qwen3_5_moe_text: 2,
+  stablelm: 32,
+  olmoe: 16,
+  gemma3n_text: 2,
 };
 const HEADS_OF_TYPE: Readonly<Record<string, number>> = { gemma3_text: 8, gemma4_text: 8 };
 const HEAD_SIZE_OF_TYPE: Readonly<Record<string, number>> = {
-  ...{ gemma: 256, gemma2: 256, gemma3_text: 256, gemma3n_text: 256, gemma4_text: 256, qwen3: 128 },
-  ...{
-    qwen3_next: 256,
-    qwen3_5_text: 256,
-    qwen3_5_moe_text: 256,
-    qwen3_vl_text: 128,
-    qwen3_vl_moe_text: 128,
-  },
-  ...{ gpt_oss: 64, glm: 128, glm4: 128, ernie4_5: 128, seed_oss: 128, minimax_m2: 128, nemotron_h: 128 },
-  ...{ llama4_text: 128, helium: 128, afmoe: 128, step3p5: 128 },
+  gemma: 256,
+  gemma2: 256,
+  gemma3_text: 256,
+  gemma3n_text: 256,
+  gemma4_text: 256,
+  qwen3: 128,
+  qwen3_next: 256,
+  qwen3_5_text: 256,
+  qwen3_5_moe_text: 256,
+  qwen3_vl_text: 128,
+  qwen3_vl_moe_text: 128,
+  gpt_oss: 64,
+  glm: 128,
+  glm4: 128,
+  ernie4_5: 128,
+  seed_oss: 128,
+  minimax_m2: 128,
+  nemotron_h: 128,
+  llama4_text: 128,
+  helium: 128,
+  afmoe: 128,
+  step3p5: 128,
 };
 
 const LAYERS = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
@@ -52,7 +96,9 @@ const KV_HEADS = [
   "num_attention_groups",
 ];
 
-/** Layers, heads and head size, with vLLM's aliases of the fields. Errors: those of `headShapeOf`. */
+/**
+ * Layers, heads and head size, with vLLM's aliases of the fields. Errors: those of `headShapeOf`.
+ */
 export function shapeOf(
   context: ModelContext,
   kvHeadsOf?: (context: ModelContext) => number | undefined,
@@ -60,7 +106,10 @@ export function shapeOf(
   return { layers: context.fields.layers(LAYERS), ...headShapeOf(context, kvHeadsOf) };
 }
 
-/** Heads and head size, with vLLM's aliases of the fields. Errors: `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses. */
+/**
+ * Heads and head size, with vLLM's aliases of the fields. Errors: `KV_CONFIG_INVALID`;
+ * `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses.
+ */
 export function headShapeOf(
   context: ModelContext,
   kvHeadsOf?: (context: ModelContext) => number | undefined,
@@ -121,7 +170,8 @@ export function attentionSpec(
     ...elementsOf(context, headSize, headSizeV),
   };
   if (cross) return { class: "CrossAttentionSpec", ...shape };
-  if (chunk !== undefined) return { class: "ChunkedLocalAttentionSpec", ...shape, attentionChunkSize: chunk };
+  if (chunk !== undefined)
+    return { class: "ChunkedLocalAttentionSpec", ...shape, attentionChunkSize: chunk };
   if (window !== undefined) return { class: "SlidingWindowSpec", ...shape, slidingWindow: window };
   return { class: "FullAttentionSpec", ...shape };
 }
@@ -132,8 +182,8 @@ export interface DenseRules {
   /** Name of a layer's cache, with `*` for its number. */
   readonly layerName?: string;
   /**
-   * `model`: one window for all layers, or none. `types`: by the layer's type too. `off`: no window while `use_sliding_window` is off.
-   * Default `model`.
+   * `model`: one window for all layers, or none. `types`: by the layer's type too. `off`: no window
+   * while `use_sliding_window` is off. Default `model`.
    */
   readonly windows?: "model" | "types" | "off";
   /** Types of the layers where the config does not list them. */
@@ -160,7 +210,8 @@ export function dense(rules: DenseRules): Family {
       const { fields } = context;
       fields.ignore(...(rules.ignore ?? []));
       const shared = rules.sharedLayers;
-      const without = shared === undefined ? 0 : (fields.optionalCount(shared.field) ?? shared.otherwise);
+      const without =
+        shared === undefined ? 0 : (fields.optionalCount(shared.field) ?? shared.otherwise);
       const windowOf = windowsOf(context, rules, shape.layers);
       const { layerName = "model.layers.*.self_attn.attn", keepsModelDtype = false } = rules;
       const typed = keepsModelDtype ? { ...context, cacheDtype: "auto" } : context;
@@ -176,7 +227,10 @@ export function dense(rules: DenseRules): Family {
   };
 }
 
-/** vLLM's rule: a layer's own type decides; a window of the whole model only where no layer has a type, or all are sliding. */
+/**
+ * vLLM's rule: a layer's own type decides; a window of the whole model only where no layer has a
+ * type, or all are sliding.
+ */
 export function windowsOf(
   context: ModelContext,
   { windows = "model", defaultTypes, windowPlus = 0, defaultWindow }: DenseRules,
@@ -185,10 +239,15 @@ export function windowsOf(
   const { fields } = context;
   const said = fields.optionalCount("sliding_window") ?? defaultWindow;
   const window = said === 0 ? undefined : said;
-  const types = fields.perLayer<string>("layer_types", "string", layers) ?? defaultTypes?.(context, layers);
+  const types =
+    fields.perLayer<string>("layer_types", "string", layers) ?? defaultTypes?.(context, layers);
   for (const type of types ?? [])
     if (type !== "sliding_attention" && type !== "full_attention")
-      throw fields.unknownValue("layer_types", [type], "full_attention and sliding_attention are known");
+      throw fields.unknownValue(
+        "layer_types",
+        [type],
+        "full_attention and sliding_attention are known",
+      );
   if (windows === "off") {
     const full = fields.optionalCount("max_window_layers") ?? 0;
     const isOn = fields.flag("use_sliding_window", false);

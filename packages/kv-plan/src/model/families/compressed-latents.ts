@@ -1,12 +1,24 @@
 import type { AttentionSpec } from "../cache-spec.js";
-import { divided, type Family, type LayerDraft, type ModelContext, type ModelDraft } from "../model-draft.js";
+import {
+  divided,
+  type Family,
+  type LayerDraft,
+  type ModelContext,
+  type ModelDraft,
+} from "../model-draft.js";
 import { indexerKeyBytes } from "./latents.js";
 
-/** Tokens in a block of compressed latents, of windows, and of a compressor's running state by its ratio. */
+/**
+ * Tokens in a block of compressed latents, of windows, and of a compressor's running state by its
+ * ratio.
+ */
 const COMPRESSED_BLOCK_TOKENS = 256;
 const WINDOW_BLOCK_TOKENS = 64;
 const STATE_BLOCK_TOKENS: Readonly<Record<number, number>> = { 4: 4, 128: 8 };
-/** A latent of 448 FP8 and 64 bfloat16 elements, with 8 bytes of scales; pages are padded to multiples of 576. */
+/**
+ * A latent of 448 FP8 and 64 bfloat16 elements, with 8 bytes of scales; pages are padded to
+ * multiples of 576.
+ */
 const LATENT_BYTES = 584;
 const PAGE_ALIGNMENT = 576;
 const CACHE_DTYPE = "fp8_ds_mla";
@@ -14,8 +26,9 @@ const CACHE_DTYPE = "fp8_ds_mla";
 type Latent = Omit<AttentionSpec, "blockSize">;
 
 /**
- * DeepSeek V4 (vLLM 0.33: `deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`): a window of latents everywhere; latents of 4 or 128 tokens
- * with the compressor's running state, itself a window; with ratio 4 an indexer's keys and its compressor.
+ * DeepSeek V4 (vLLM 0.33: `deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`): a
+ * window of latents everywhere; latents of 4 or 128 tokens with the compressor's running state,
+ * itself a window; with ratio 4 an indexer's keys and its compressor.
  */
 export const compressedLatents: Family = {
   name: "DeepSeek V4",
@@ -27,7 +40,13 @@ export const compressedLatents: Family = {
       throw fields.unknownValue("model_type", type, "vLLM 0.33 loads DeepSeek V4 as deepseek_v4");
     const layers = fields.layers("num_hidden_layers");
     divided(context, fields.count("num_attention_heads"), "attention heads");
-    fields.ignore("num_key_value_heads", "index_n_heads", "index_topk", "q_lora_rank", "o_lora_rank");
+    fields.ignore(
+      "num_key_value_heads",
+      "index_n_heads",
+      "index_topk",
+      "q_lora_rank",
+      "o_lora_rank",
+    );
     fields.ignore("o_groups", "qk_rope_head_dim", "layer_types");
     const ratios = ratiosOf(context, layers);
     if (context.cacheDtype !== "auto" && !context.cacheDtype.startsWith("fp8"))
@@ -47,7 +66,9 @@ export const compressedLatents: Family = {
     return {
       numLayers: layers,
       numKvHeads: 1,
-      backends: [{ name: "FLASHMLA_SPARSE_DSV4", kernelTokens: COMPRESSED_BLOCK_TOKENS, only: true }],
+      backends: [
+        { name: "FLASHMLA_SPARSE_DSV4", kernelTokens: COMPRESSED_BLOCK_TOKENS, only: true },
+      ],
       blockSize: COMPRESSED_BLOCK_TOKENS,
       layout: "BLHNC",
       cacheDtype: CACHE_DTYPE,
@@ -75,7 +96,12 @@ interface Sizes {
 function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[] {
   const at = `model.layers.${layer}.attn`;
   const one = { numKvHeads: 1, headSizeV: 0, dtype: "uint8", alignment: PAGE_ALIGNMENT } as const;
-  const latent = { ...one, headSize: sizes.headSize, contentBytes: LATENT_BYTES, cacheDtype: CACHE_DTYPE };
+  const latent = {
+    ...one,
+    headSize: sizes.headSize,
+    contentBytes: LATENT_BYTES,
+    cacheDtype: CACHE_DTYPE,
+  };
   const window: LayerDraft = {
     name: `${at}.swa_cache`,
     layer,
@@ -86,7 +112,12 @@ function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[]
   const compressed = (name: string, spec: Omit<Latent, "class">): LayerDraft => ({
     name,
     layer,
-    spec: { class: "MLAAttentionSpec", ...spec, tokensPerState: ratio, kernelBlock: COMPRESSED_BLOCK_TOKENS },
+    spec: {
+      class: "MLAAttentionSpec",
+      ...spec,
+      tokensPerState: ratio,
+      kernelBlock: COMPRESSED_BLOCK_TOKENS,
+    },
   });
   // Windows of two latents overlap where the ratio is 4.
   const spans = ratio === 4 ? 2 : 1;
@@ -94,13 +125,19 @@ function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[]
     name,
     layer,
     spec: {
-      ...{ class: "SlidingWindowMLASpec", ...one, dtype: "float32" },
+      class: "SlidingWindowMLASpec",
+      ...one,
+      dtype: "float32",
       headSize: 2 * spans * headSize,
       slidingWindow: spans * ratio,
     },
     blockSize: STATE_BLOCK_TOKENS[ratio] as number,
   });
-  const own = [window, compressed(at, latent), state(`${at}.compressor.state_cache`, sizes.headSize)];
+  const own = [
+    window,
+    compressed(at, latent),
+    state(`${at}.compressor.state_cache`, sizes.headSize),
+  ];
   if (ratio !== 4) return own;
   return [
     compressed(`${at}.indexer.k_cache`, { ...one, headSize: indexerKeyBytes(sizes.indexSize) }),

@@ -45,7 +45,10 @@ export function denseMlaBackend(context: ModelContext): Backend {
 }
 
 /** A latent for each token, the same on every rank. */
-export function denseLatentSpec(context: ModelContext, headSize: number): Omit<AttentionSpec, "blockSize"> {
+export function denseLatentSpec(
+  context: ModelContext,
+  headSize: number,
+): Omit<AttentionSpec, "blockSize"> {
   return {
     class: "MLAAttentionSpec",
     numKvHeads: 1,
@@ -92,7 +95,11 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
   const headSize = latentSize(fields);
   const backend = sparseBackend(context);
   const keys: Omit<AttentionSpec, "blockSize"> = {
-    ...{ class: "MLAAttentionSpec", numKvHeads: 1, headSizeV: 0, dtype: "uint8", role: "indexer" },
+    class: "MLAAttentionSpec",
+    numKvHeads: 1,
+    headSizeV: 0,
+    dtype: "uint8",
+    role: "indexer",
     headSize: indexerKeyBytes(fields.count("index_head_dim")),
     kernelBlock: MLA_KERNEL_TOKENS,
   };
@@ -100,7 +107,12 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
   const isPacked = backend.name === "FLASHMLA_SPARSE" && isFp8(context);
   const cacheDtype = isPacked ? "fp8_ds_mla" : context.cacheDtype;
   const latent: Omit<AttentionSpec, "blockSize"> = {
-    ...{ class: "MLAAttentionSpec", numKvHeads: 1, headSize, headSizeV: 0, ...plain, cacheDtype },
+    class: "MLAAttentionSpec",
+    numKvHeads: 1,
+    headSize,
+    headSizeV: 0,
+    ...plain,
+    cacheDtype,
     ...(isPacked
       ? { contentBytes: PACKED_LATENT_BYTES, kernelBlock: MLA_KERNEL_TOKENS }
       : { strideAlignment: headSize * (plain.dtype === "uint8" ? 1 : 2) }),
@@ -109,7 +121,10 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
   return {
     numLayers: layers,
     numKvHeads: 1,
-    backends: [{ name: "DEEPSEEK_V32_INDEXER", kernelTokens: MLA_KERNEL_TOKENS, only: true }, backend],
+    backends: [
+      { name: "DEEPSEEK_V32_INDEXER", kernelTokens: MLA_KERNEL_TOKENS, only: true },
+      backend,
+    ],
     layout: "LBNHC",
     cacheDtype,
     layers: layersOf(layers, (layer) => {
@@ -120,7 +135,10 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
   };
 }
 
-/** On an H100. FP8 that a checkpoint asks for keeps one scale for a tensor; FP8 by `--kv-cache-dtype fp8` is packed. */
+/**
+ * On an H100. FP8 that a checkpoint asks for keeps one scale for a tensor; FP8 by
+ * `--kv-cache-dtype fp8` is packed.
+ */
 function sparseBackend(context: ModelContext): Backend {
   if (!isFp8(context)) return { name: "FLASH_ATTN_MLA_SPARSE", kernelTokens: MLA_KERNEL_TOKENS };
   if (context.cacheDtype === "fp8_e4m3")
@@ -138,5 +156,9 @@ function leadersOf(fields: ConfigFields, layers: number): (layer: number) => boo
   if (pattern === undefined) return (layer) => Math.max(layer - offset + 1, 0) % every === 0;
   const letters = typeof pattern === "string" ? [...pattern] : pattern;
   if (Array.isArray(letters) && letters.length >= layers) return (layer) => letters[layer] !== "S";
-  throw fields.unknownValue("index_topk_pattern", pattern, `a letter for each of ${layers} layers is known`);
+  throw fields.unknownValue(
+    "index_topk_pattern",
+    pattern,
+    `a letter for each of ${layers} layers is known`,
+  );
 }

@@ -28,7 +28,12 @@ export const nemotronH: Family = {
 
 type NemotronLetter = "M" | "*" | "-" | "E";
 const NEMOTRON_TYPES: Readonly<Record<string, NemotronLetter>> = {
-  ...{ mamba: "M", linear_attention: "M", attention: "*", full_attention: "*", mlp: "-", moe: "E" },
+  mamba: "M",
+  linear_attention: "M",
+  attention: "*",
+  full_attention: "*",
+  mlp: "-",
+  moe: "E",
 };
 
 function nemotronLetters({ fields }: ModelContext): readonly NemotronLetter[] {
@@ -41,17 +46,27 @@ function nemotronLetters({ fields }: ModelContext): readonly NemotronLetter[] {
   return entries.map((entry: unknown) => {
     const letter = typeof entry === "string" ? (NEMOTRON_TYPES[entry] ?? entry) : "";
     if (letter === "M" || letter === "*" || letter === "-" || letter === "E") return letter;
-    throw fields.unknownValue(field, [entry], "M, *, - and E (mamba, attention, mlp, moe) are known");
+    throw fields.unknownValue(
+      field,
+      [entry],
+      "M, *, - and E (mamba, attention, mlp, moe) are known",
+    );
   });
 }
 
-/** The state of Falcon-H1 and Granite 4, whose configs name its sizes as Bamba's does. `inner`: elements of x. */
+/**
+ * The state of Falcon-H1 and Granite 4, whose configs name its sizes as Bamba's does. `inner`:
+ * elements of x.
+ */
 function stateOfBamba(context: ModelContext, inner: number): State {
   const { fields } = context;
   const heads = fields.count("mamba_n_heads");
-  const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
+  const headSize =
+    fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
   return mamba2(context, {
-    ...{ heads, headSize, inner },
+    heads,
+    headSize,
+    inner,
     stateSize: fields.count("mamba_d_state"),
     groups: fields.count("mamba_n_groups"),
     kernel: fields.count("mamba_d_conv"),
@@ -59,7 +74,10 @@ function stateOfBamba(context: ModelContext, inner: number): State {
   });
 }
 
-/** Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their own, after all of attention's. */
+/**
+ * Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their
+ * own, after all of attention's.
+ */
 export const falconH1: Family = {
   name: "Falcon-H1",
   read(context) {
@@ -115,11 +133,23 @@ export const zamba2: Family = {
     const hidden = fields.count("hidden_size");
     const inner = fields.count("mamba_expand", 2) * hidden;
     const heads = fields.count(["n_mamba_heads"]);
-    fields.ignore("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "mamba_headdim");
-    fields.ignore("num_query_groups", "kv_channels", "use_shared_attention_adapter", "use_conv_bias");
+    fields.ignore(
+      "attention_head_dim",
+      "attention_hidden_size",
+      "hybrid_layer_ids",
+      "mamba_headdim",
+    );
+    fields.ignore(
+      "num_query_groups",
+      "kv_channels",
+      "use_shared_attention_adapter",
+      "use_conv_bias",
+    );
     fields.ignore("use_shared_mlp_adapter", "mamba_dt_rank", "head_dim", "num_mem_blocks");
     const state = mamba2(context, {
-      ...{ heads, inner, headSize: Math.floor(inner / heads) },
+      heads,
+      inner,
+      headSize: Math.floor(inner / heads),
       stateSize: fields.count("mamba_d_state"),
       groups: fields.count("mamba_ngroups"),
       kernel: fields.count("mamba_d_conv"),
@@ -133,7 +163,8 @@ export const zamba2: Family = {
       return type === "hybrid" ? (["attention", "state"] as const) : (["state"] as const);
     };
     const draft = hybrid(context, layers, kindsOf, {
-      ...{ state, headSize },
+      state,
+      headSize,
       attentionName: "model.attn.*",
       stateName: "*.mixer",
     });

@@ -14,13 +14,23 @@ import { denseLatentSpec, denseMlaBackend, latentSize } from "./latents.js";
 
 export type State = Omit<MambaSpec, "blockSize" | "pageSizePadded">;
 
-/** Blocks of gated delta nets begin at multiples of these tokens with prefix caching: FlashInfer's prefill of an H100 exports states there. */
+/**
+ * Blocks of gated delta nets begin at multiples of these tokens with prefix caching: FlashInfer's
+ * prefill of an H100 exports states there.
+ */
 const GDN_CHECKPOINT_TOKENS = 64;
 /** Of states beside latents vLLM makes blocks of a multiple of these tokens. */
 const LATENT_HYBRID_TOKENS = 128;
 
-/** The type of the recurrent state: what is asked for, what the config says, or the model's. Errors: `KV_CONFIG_INVALID`. */
-export function recurrentDtype(context: ModelContext, field: string | undefined, otherwise: string): string {
+/**
+ * The type of the recurrent state: what is asked for, what the config says, or the model's. Errors:
+ * `KV_CONFIG_INVALID`.
+ */
+export function recurrentDtype(
+  context: ModelContext,
+  field: string | undefined,
+  otherwise: string,
+): string {
   const configured = field === undefined ? undefined : context.fields.text(field);
   const said = context.stateDtype === "auto" ? configured : context.stateDtype;
   const dtype = said === undefined || said === "auto" ? otherwise : said;
@@ -50,7 +60,8 @@ export function mamba2(
   const { tpSize } = context;
   // Groups that ranks cannot share out are held by each of them.
   const held = groups % tpSize === 0 ? groups : Math.max(groups, tpSize);
-  if (groups % tpSize !== 0 && groups > tpSize) divided(context, groups, "groups of a state's projections");
+  if (groups % tpSize !== 0 && groups > tpSize)
+    divided(context, groups, "groups of a state's projections");
   return {
     class: "MambaSpec",
     mambaType: "MAMBA2",
@@ -81,14 +92,19 @@ function mamba1(
   };
 }
 
-/** A gated delta net: projections Q, K and V of the convolution, and a matrix for each value head. */
+/**
+ * A gated delta net: projections Q, K and V of the convolution, and a matrix for each value head.
+ */
 function gatedDeltaNet(context: ModelContext, recurrent: string): State {
   const { fields } = context;
   const [keyHeads, valueHeads] = [
     fields.count("linear_num_key_heads"),
     fields.count("linear_num_value_heads"),
   ];
-  const [keySize, valueSize] = [fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")];
+  const [keySize, valueSize] = [
+    fields.count("linear_key_head_dim"),
+    fields.count("linear_value_head_dim"),
+  ];
   divided(context, keyHeads, "key heads of a delta net");
   return {
     class: "MambaSpec",
@@ -96,7 +112,11 @@ function gatedDeltaNet(context: ModelContext, recurrent: string): State {
     shapes: [
       [
         fields.count("linear_conv_kernel_dim") - 1,
-        divided(context, 2 * keyHeads * keySize + valueHeads * valueSize, "channels of a convolution"),
+        divided(
+          context,
+          2 * keyHeads * keySize + valueHeads * valueSize,
+          "channels of a convolution",
+        ),
       ],
       [divided(context, valueHeads, "value heads of a delta net"), valueSize, keySize],
     ],
@@ -145,7 +165,11 @@ export function kindOfType(
 ): "attention" | "state" {
   if (type !== undefined && STATE_TYPES.has(type)) return "state";
   if (type !== undefined && ATTENTION_TYPES.has(type)) return "attention";
-  throw fields.unknownValue(field, [type], `${[...ATTENTION_TYPES, ...STATE_TYPES].join(", ")} are known`);
+  throw fields.unknownValue(
+    field,
+    [type],
+    `${[...ATTENTION_TYPES, ...STATE_TYPES].join(", ")} are known`,
+  );
 }
 
 /** Gated delta nets with a full layer among several (Qwen3-Next, Qwen3.5). */
@@ -177,9 +201,11 @@ export const kimiDeltas = (prefix: string): Family => ({
     const layers = fields.layers("num_hidden_layers");
     divided(context, fields.count("num_attention_heads"), "attention heads");
     const linear = fields.object("linear_attn_config");
-    if (linear === undefined) throw fields.unknownValue("linear_attn_config", null, "its sizes are needed");
+    if (linear === undefined)
+      throw fields.unknownValue("linear_attn_config", null, "its sizes are needed");
     const deltas = linear.value("kda_layers");
-    if (!Array.isArray(deltas)) throw linear.unknownValue("kda_layers", deltas, "a list of layers is needed");
+    if (!Array.isArray(deltas))
+      throw linear.unknownValue("kda_layers", deltas, "a list of layers is needed");
     linear.ignore("full_attn_layers", "gate_lower_bound", "use_full_rank_gate");
     fields.ignore("mla_use_nope", "mla_use_output_gate");
     const size = latentSize(fields);
@@ -256,9 +282,14 @@ export const shortConvolutions = (prefix: string): Family => ({
     return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
       // It has no recurrent state.
       state: {
-        ...{ class: "MambaSpec", mambaType: "SHORT_CONV", dtypes: [context.modelDtype] },
+        class: "MambaSpec",
+        mambaType: "SHORT_CONV",
+        dtypes: [context.modelDtype],
         shapes: [
-          [fields.count("conv_L_cache", 3) - 1, divided(context, channels, "channels of a convolution")],
+          [
+            fields.count("conv_L_cache", 3) - 1,
+            divided(context, channels, "channels of a convolution"),
+          ],
         ],
       },
       attentionName: `${prefix}layers.*.self_attn.attn`,
@@ -274,7 +305,10 @@ export const mambaOnly = (family: string, stateOf: (context: ModelContext) => St
     const layers = context.fields.layers(["num_hidden_layers", "n_layer"]);
     const state = stateOf(context);
     return {
-      ...{ numLayers: layers, numKvHeads: 1, backends: [], tokenBytes: 0 },
+      numLayers: layers,
+      numKvHeads: 1,
+      backends: [],
+      tokenBytes: 0,
       layers: layersOf(layers, () => ({ "backbone.layers.*.mixer": state })),
     };
   },
@@ -286,7 +320,10 @@ export function mamba1State(context: ModelContext): State {
   fields.ignore("expand", "time_step_rank", "use_conv_bias", "layer_types", "d_inner", "conv_bias");
   return mamba1(
     context,
-    fields.count("intermediate_size", fields.count("expand", 2) * fields.count(["hidden_size", "d_model"])),
+    fields.count(
+      "intermediate_size",
+      fields.count("expand", 2) * fields.count(["hidden_size", "d_model"]),
+    ),
     fields.count("state_size", 16),
     fields.count("conv_kernel", 4),
     recurrentDtype(context, undefined, context.modelDtype),

@@ -17,10 +17,21 @@ export const mimoV2: Family = {
     if (pattern === undefined)
       throw fields.unknownValue("hybrid_layer_pattern", null, "a number for each layer is needed");
     // vLLM takes the chunk size of this model's config away: the architecture does not use it.
-    fields.ignore("attention_chunk_size", "add_full_attention_sink_bias", "add_swa_attention_sink_bias");
+    fields.ignore(
+      "attention_chunk_size",
+      "add_full_attention_sink_bias",
+      "add_swa_attention_sink_bias",
+    );
     fields.ignore("sliding_window", "hybrid_block_size");
-    divided(context, fields.count("swa_num_attention_heads", shape.heads), "attention heads of windows");
-    const full = attentionSpec(context, { ...shape, headSizeV: fields.count("v_head_dim", shape.headSize) });
+    divided(
+      context,
+      fields.count("swa_num_attention_heads", shape.heads),
+      "attention heads of windows",
+    );
+    const full = attentionSpec(context, {
+      ...shape,
+      headSizeV: fields.count("v_head_dim", shape.headSize),
+    });
     const size = fields.count("swa_head_dim");
     const window = attentionSpec(context, {
       kvHeads: fields.count("swa_num_key_value_heads"),
@@ -32,7 +43,9 @@ export const mimoV2: Family = {
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,
       backends: [{ ...FLASH_ATTN, name: "FLASH_ATTN_DIFFKV" }],
-      layers: layersOf(shape.layers, (layer) => ({ [ATTENTION]: pattern[layer] === 1 ? window : full })),
+      layers: layersOf(shape.layers, (layer) => ({
+        [ATTENTION]: pattern[layer] === 1 ? window : full,
+      })),
     };
   },
 };
@@ -55,7 +68,10 @@ export const llama4 = (prefix: string): Family => ({
       numKvHeads: shape.kvHeads,
       backends: [FLASH_ATTN],
       layers: layersOf(shape.layers, (layer) => {
-        const spec = attentionSpec(context, { ...shape, chunk: rope[layer] === 0 ? undefined : chunk });
+        const spec = attentionSpec(context, {
+          ...shape,
+          chunk: rope[layer] === 0 ? undefined : chunk,
+        });
         return { [prefix + ATTENTION]: spec };
       }),
     };
@@ -74,9 +90,14 @@ export const nemotronNas: Family = {
     fields.ignore("num_key_value_heads", "num_key_value_heads_per_layer");
     const blocks = fields.value("block_configs");
     if (!Array.isArray(blocks) || blocks.length < layers)
-      throw fields.unknownValue("block_configs", blocks, `a block for each of ${layers} layers is needed`);
+      throw fields.unknownValue(
+        "block_configs",
+        blocks,
+        `a block for each of ${layers} layers is needed`,
+      );
     const kvHeads = all(layers, (layer): number | undefined => {
-      const attention = (blocks[layer] as { attention?: Record<string, unknown> } | null)?.attention;
+      const attention = (blocks[layer] as { attention?: Record<string, unknown> } | null)
+        ?.attention;
       const group = attention?.["n_heads_in_group"];
       const isNone = attention?.["no_op"] === true;
       if (
@@ -113,7 +134,10 @@ export const nemotronNas: Family = {
   },
 };
 
-/** Gemma 4: full layers have fewer and larger heads, the last layers may share the caches of earlier ones. */
+/**
+ * Gemma 4: full layers have fewer and larger heads, the last layers may share the caches of earlier
+ * ones.
+ */
 export const gemma4 = (prefix: string): Family => ({
   name: "Gemma 4",
   read(context): ModelDraft {
@@ -173,7 +197,10 @@ export const minimaxM3 = (prefix: string): Family => ({
         "a number for each layer is needed",
       );
     const keys: Omit<AttentionSpec, "blockSize"> = {
-      ...{ class: "MLAAttentionSpec", numKvHeads: 1, headSizeV: 0, role: "indexer" },
+      class: "MLAAttentionSpec",
+      numKvHeads: 1,
+      headSizeV: 0,
+      role: "indexer",
       headSize: sparse.count("sparse_index_dim"),
       dtype: context.modelDtype,
       kernelBlock: SPARSE_BLOCK_TOKENS,
@@ -182,17 +209,28 @@ export const minimaxM3 = (prefix: string): Family => ({
     if (tokens !== SPARSE_BLOCK_TOKENS)
       throw sparse.unknownValue("sparse_block_size", tokens, `${SPARSE_BLOCK_TOKENS} is known`);
     // What is chosen among the keys, and two fields that vLLM does not read.
-    sparse.ignore("sparse_num_index_heads", "sparse_topk_blocks", "sparse_score_type", "sparse_init_block");
+    sparse.ignore(
+      "sparse_num_index_heads",
+      "sparse_topk_blocks",
+      "sparse_score_type",
+      "sparse_init_block",
+    );
     sparse.ignore("sparse_local_block", "use_sparse_attention", "sparse_disable_index_value");
     sparse.refuseUnread(context.architecture);
     return {
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,
-      backends: [FLASH_ATTN, { name: "MINIMAX_M3_SPARSE", kernelTokens: SPARSE_BLOCK_TOKENS, only: true }],
+      backends: [
+        FLASH_ATTN,
+        { name: "MINIMAX_M3_SPARSE", kernelTokens: SPARSE_BLOCK_TOKENS, only: true },
+      ],
       layers: layersOf(shape.layers, (layer) => {
         const name = prefix + ATTENTION;
         if (frequency[layer] === 0) return { [name]: spec };
-        return { [`${name}.index_cache`]: keys, [name]: { ...spec, kernelBlock: SPARSE_BLOCK_TOKENS } };
+        return {
+          [`${name}.index_cache`]: keys,
+          [name]: { ...spec, kernelBlock: SPARSE_BLOCK_TOKENS },
+        };
       }),
     };
   },
@@ -200,7 +238,10 @@ export const minimaxM3 = (prefix: string): Family => ({
 
 const SPARSE_BLOCK_TOKENS = 128;
 
-/** Whisper: an encoder and a decoder. A decoder's layer has a cache of its own tokens, and one of the encoder's. */
+/**
+ * Whisper: an encoder and a decoder. A decoder's layer has a cache of its own tokens, and one of
+ * the encoder's.
+ */
 export const whisper: Family = {
   name: "Whisper",
   read(context): ModelDraft {
@@ -211,7 +252,12 @@ export const whisper: Family = {
     divided(context, heads, "attention heads");
     const shape = { kvHeads: heads, headSize: fields.count("d_model") / heads };
     fields.ignore("num_hidden_layers", "encoder_layers", "encoder_ffn_dim", "decoder_ffn_dim");
-    fields.ignore("encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_decoder_ids");
+    fields.ignore(
+      "encoder_layerdrop",
+      "decoder_layerdrop",
+      "decoder_start_token_id",
+      "forced_decoder_ids",
+    );
     fields.ignore("num_attention_heads", "scale_embedding");
     return {
       numLayers: layers,
@@ -221,7 +267,10 @@ export const whisper: Family = {
         "it is an encoder-decoder: the cache of its cross attention is the encoder's, which a decode engine computes itself from the request's audio",
       layers: layersOf(layers, () => ({
         ".decoder.layers.*.layers.self_attn.attn": attentionSpec(context, shape),
-        ".decoder.layers.*.layers.encoder_attn.attn": attentionSpec(context, { ...shape, cross: true }),
+        ".decoder.layers.*.layers.encoder_attn.attn": attentionSpec(context, {
+          ...shape,
+          cross: true,
+        }),
       })),
     };
   },

@@ -7,7 +7,11 @@ const LIBRARY = "/cache/nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so";
 const FOLDERS: Readonly<Record<string, readonly string[]>> = {
   "/dev": ["null", "nvidia0", "nvidia1", "nvidiactl"],
   "/cache/nixl": [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"],
-  "/cache/nixl/nixl_cu12.libs/ucx": ["libucm_cuda.so.0.0.0", "libuct_cma.so.0.0.0", "libuct_cuda.so.0.0.0"],
+  "/cache/nixl/nixl_cu12.libs/ucx": [
+    "libucm_cuda.so.0.0.0",
+    "libuct_cma.so.0.0.0",
+    "libuct_cuda.so.0.0.0",
+  ],
 };
 
 async function look({
@@ -37,7 +41,10 @@ async function look({
 
 describe("GPU memory through UCX", () => {
   test("no check on a machine without a GPU", async () => {
-    expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({ checks: [], examined: [] });
+    expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({
+      checks: [],
+      examined: [],
+    });
   });
 
   test("is ok when UCX's CUDA module loads", async () => {
@@ -72,8 +79,20 @@ describe("GPU memory through UCX", () => {
       "ok",
       "18 active NVLinks",
     ],
-    ["without the transport", 18, { UCX_TLS: "^cuda_ipc" }, "warn", "UCX_TLS=^cuda_ipc excludes CUDA IPC"],
-    ["without the transport in the list", 18, { UCX_TLS: "sm,cuda_copy" }, "warn", "excludes CUDA IPC"],
+    [
+      "without the transport",
+      18,
+      { UCX_TLS: "^cuda_ipc" },
+      "warn",
+      "UCX_TLS=^cuda_ipc excludes CUDA IPC",
+    ],
+    [
+      "without the transport in the list",
+      18,
+      { UCX_TLS: "sm,cuda_copy" },
+      "warn",
+      "excludes CUDA IPC",
+    ],
     [
       "off where nobody can tell",
       undefined,

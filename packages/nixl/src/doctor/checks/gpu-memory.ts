@@ -7,7 +7,10 @@ import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
 
-/** UCX's switch for READ by CUDA IPC, and its values that mean yes (UCX 1.23, `ucs_config_sscanf_on_off`). The addon sets "on" where it is not set. */
+/**
+ * UCX's switch for READ by CUDA IPC, and its values that mean yes (UCX 1.23,
+ * `ucs_config_sscanf_on_off`). The addon sets "on" where it is not set.
+ */
 const READ_BY_IPC = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
 const ON = /^(on|yes|y|1)$/i;
 
@@ -23,16 +26,25 @@ export interface GpuMemoryOptions {
   readonly missing?:
     | ((file: string, options: { environment: Environment }) => Promise<MissingPart[]>)
     | undefined;
-  /** The number of active NVLinks of the GPUs, undefined when nobody can tell; asks `nvidia-smi` by default. */
+  /**
+   * The number of active NVLinks of the GPUs, undefined when nobody can tell; asks `nvidia-smi` by
+   * default.
+   */
   readonly nvlinks?: (() => Promise<number | undefined>) | undefined;
 }
 
 /**
- * Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and `UCX_TLS` allows it; and how it reads GPU memory of another
- * process. Empty when there is no GPU.
+ * Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and
+ * `UCX_TLS` allows it; and how it reads GPU memory of another process. Empty when there is no GPU.
  */
 export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[]> {
-  const { host, environment, libraryPath, missing = missingParts, nvlinks = activeNvlinks } = options;
+  const {
+    host,
+    environment,
+    libraryPath,
+    missing = missingParts,
+    nvlinks = activeNvlinks,
+  } = options;
   const gpus = nvidiaGpus(host.names);
   if (gpus.length === 0) return [];
   const module = cudaModule(host, libraryPath);
@@ -70,8 +82,10 @@ export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[
 }
 
 /**
- * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC only where it is told to, as the addon does; its way around
- * goes through host memory and TCP (UCX 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and WRITE 100.
+ * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC
+ * only where it is told to, as the addon does; its way around goes through host memory and TCP (UCX
+ * 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and
+ * WRITE 100.
  */
 function readCheck(environment: Environment, links: number | undefined): Check {
   const value = environment[READ_BY_IPC] ?? "on";
@@ -85,7 +99,8 @@ function readCheck(environment: Environment, links: number | undefined): Check {
     const found = `UCX_TLS=${environment.UCX_TLS} excludes CUDA IPC: bytes between processes of this host go through host memory`;
     return { ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" };
   }
-  if (ON.test(value)) return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
+  if (ON.test(value))
+    return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
   if (links !== undefined && links > 0) {
     return { ...check, status: "ok", found: `by CUDA IPC; ${links} active NVLinks` };
   }
@@ -96,7 +111,9 @@ function readCheck(environment: Environment, links: number | undefined): Check {
 
 /** Counts the active links that `nvidia-smi nvlink` lists; it lists none for a GPU without them. */
 async function activeNvlinks(): Promise<number | undefined> {
-  const { exitCode, stdout } = await runCommand("nvidia-smi", ["nvlink", "-s"], { timeoutMs: 10_000 });
+  const { exitCode, stdout } = await runCommand("nvidia-smi", ["nvlink", "-s"], {
+    timeoutMs: 10_000,
+  });
   return exitCode === 0 ? (stdout.match(/Link \d+: [\d.]+ GB\/s/g)?.length ?? 0) : undefined;
 }
 
@@ -111,12 +128,14 @@ function cudaModule(host: Host, libraryPath: string): string | undefined {
 }
 
 /**
- * Whether `UCX_TLS` allows a transport, which `cuda` names as well: it lists the allowed ones, or after a `^` the excluded ones. Every transfer of device memory needs
- * `cuda_copy`.
+ * Whether `UCX_TLS` allows a transport, which `cuda` names as well: it lists the allowed ones, or
+ * after a `^` the excluded ones. Every transfer of device memory needs `cuda_copy`.
  */
 function allows(transports: string | undefined, transport: "cuda_copy" | "cuda_ipc"): boolean {
   if (transports === undefined) return true;
   const names = transports.replace(/^\^/, "").split(",");
   const named = names.some((name) => ["cuda", transport].includes(name.trim().replace(/^\\/, "")));
-  return transports.startsWith("^") ? !named : named || names.includes("all") || transports.trim() === "";
+  return transports.startsWith("^")
+    ? !named
+    : named || names.includes("all") || transports.trim() === "";
 }

@@ -36,17 +36,27 @@ describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names"
     const libc = shared.find((path) => /\/libc\.so/.test(path)) ?? "";
     const { check, located } = await look(libc);
     expect(located).toBeUndefined();
-    expect(check).toMatchObject({ status: "fail", found: expect.stringContaining("not NIXL's"), fix });
+    expect(check).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("not NIXL's"),
+      fix,
+    });
   });
 
-  test.skipIf(nixlMissing)("is ok when it is a link to NIXL, and the target is reported", async () => {
-    const link = join(folder, "libnixl_capi.so");
-    const real = await realpath(await findLibrary());
-    await symlink(real, link);
-    const { check, located } = await look(link);
-    expect(located?.path).toBe(link);
-    expect(check).toMatchObject({ status: "ok", found: expect.stringContaining(`a link to ${real}`) });
-  });
+  test.skipIf(nixlMissing)(
+    "is ok when it is a link to NIXL, and the target is reported",
+    async () => {
+      const link = join(folder, "libnixl_capi.so");
+      const real = await realpath(await findLibrary());
+      await symlink(real, link);
+      const { check, located } = await look(link);
+      expect(located?.path).toBe(link);
+      expect(check).toMatchObject({
+        status: "ok",
+        found: expect.stringContaining(`a link to ${real}`),
+      });
+    },
+  );
 });
 
 test("a backend without peers is reported as storage only", () => {

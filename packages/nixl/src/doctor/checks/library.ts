@@ -20,7 +20,10 @@ const EXPLICIT: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "N
 export const STORAGE_ONLY = "storage only: it reaches no other agent";
 const INSTALL = "npx --no-install kv-nixl install";
 
-/** Checks Node, the C library, the addon and the variables that it sets. `outcome` is that of `runtimeProbe`. */
+/**
+ * Checks Node, the C library, the addon and the variables that it sets. `outcome` is that of
+ * `runtimeProbe`.
+ */
 export function runtimeChecks(host: Host, outcome: ChildOutcome): Check[] {
   const { platform, arch, nodeVersion, glibc } = host;
   const node = {
@@ -65,7 +68,10 @@ function libc(platform: string, glibc: string | undefined): Check {
     : { ...check, status: "fail", ...problem };
 }
 
-/** Checks which library is used, the setting that selected it, and whether it loads. `located` is undefined when none loads. */
+/**
+ * Checks which library is used, the setting that selected it, and whether it loads. `located` is
+ * undefined when none loads.
+ */
 export async function libraryCheck(
   host: Host,
   environment: Environment,
@@ -78,18 +84,28 @@ export async function libraryCheck(
     if (problem !== undefined) {
       const found = `${problem.found}, from ${located.source}\n${located.path}`;
       const details = { ...located };
-      return { check: { ...check, status: "fail", found, fix: problem.fix, details }, located: undefined };
+      return {
+        check: { ...check, status: "fail", found, fix: problem.fix, details },
+        located: undefined,
+      };
     }
     const real = realLibrary(located.path);
     const version = versionOf(real, host);
     const features = await libraryFeatures(located.path);
     const lacked = lackedBy(features);
     const without =
-      lacked.length > 0 ? `; it has no ${lacked.join(" and no ")}, which this package does not need` : "";
+      lacked.length > 0
+        ? `; it has no ${lacked.join(" and no ")}, which this package does not need`
+        : "";
     const link = real === located.path ? "" : `, a link to ${real}`;
     const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${link}`;
     return {
-      check: { ...check, status: "ok", found, details: { ...located, version: version ?? null, features } },
+      check: {
+        ...check,
+        status: "ok",
+        found,
+        details: { ...located, version: version ?? null, features },
+      },
       located,
     };
   } catch (error) {
@@ -128,7 +144,10 @@ async function loadProblem(
     return { found, fix: remedyFor("NIXL", missing, { hasDependencies: true, reinstall }) };
   }
   if (await isNixl(path)) return undefined;
-  return { found: "a library, but not NIXL's: it has none of the functions of NIXL's C API", fix: reinstall };
+  return {
+    found: "a library, but not NIXL's: it has none of the functions of NIXL's C API",
+    fix: reinstall,
+  };
 }
 
 /** One line for each kind of place that was tried, with the first place of that kind. */
@@ -144,7 +163,10 @@ function attemptsText(attempts: readonly string[]): string {
   }).join("");
 }
 
-/** The version, from the folder name of `kv-nixl install` or from pip's record beside the library. The library itself does not state it. */
+/**
+ * The version, from the folder name of `kv-nixl install` or from pip's record beside the library.
+ * The library itself does not state it.
+ */
 function versionOf(path: string, host: Host): string | undefined {
   const folder = dirname(dirname(path));
   const installed = parseInstallFolder(basename(folder));
@@ -156,7 +178,11 @@ function versionOf(path: string, host: Host): string | undefined {
 
 /** Checks that an agent with the backend starts. `outcome` is that of `backendProbe`. */
 export function backendCheck(name: string, outcome: ChildOutcome): Check {
-  const check = { id: `library.backend.${name}`, area: "library", title: `backend ${name}` } as const;
+  const check = {
+    id: `library.backend.${name}`,
+    area: "library",
+    title: `backend ${name}`,
+  } as const;
   if (outcome.kind !== "answered") return { ...check, ...failure(outcome, INSTALL) };
   const answer = outcome.value as BackendAnswer;
   const alone = answer.metadataBytes === null ? `; ${STORAGE_ONLY}` : "";

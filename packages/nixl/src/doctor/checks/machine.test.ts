@@ -110,7 +110,9 @@ describe("checks of the machine", () => {
       status: "warn",
       fix: expect.stringContaining("--shm-size"),
     });
-    expect(found(machine({}, { space: () => undefined }), "machine.shm")).toMatchObject({ status: "warn" });
+    expect(found(machine({}, { space: () => undefined }), "machine.shm")).toMatchObject({
+      status: "warn",
+    });
   });
 
   test("warns when a host with EFA does not use LIBFABRIC", () => {

@@ -37,7 +37,10 @@ export function rdmaDevices(host: Host): RdmaDevice[] {
   });
 }
 
-/** Checks the kernel and the container: locked memory, access to the memory of other processes, shared memory, devices. */
+/**
+ * Checks the kernel and the container: locked memory, access to the memory of other processes,
+ * shared memory, devices.
+ */
 export function machineChecks(host: Host, backends: readonly string[]): Check[] {
   if (host.platform !== "linux") return [];
   const devices = rdmaDevices(host);
@@ -59,7 +62,12 @@ function memlock(host: Host, devices: readonly RdmaDevice[]): Check {
   if (line === "unlimited") return { ...check, status: "ok", found: "unlimited", details };
   const found = `${Math.round(Number(line) / 1024)} KiB`;
   if (devices.length === 0) {
-    return { ...check, status: "note", found: `${found}; without an RDMA device nothing is locked`, details };
+    return {
+      ...check,
+      status: "note",
+      found: `${found}; without an RDMA device nothing is locked`,
+      details,
+    };
   }
   return {
     ...check,
@@ -70,7 +78,10 @@ function memlock(host: Host, devices: readonly RdmaDevice[]): Check {
   };
 }
 
-/** An agent needs 40 free file descriptors, and a peer one to four. Below this a few peers are too many. */
+/**
+ * An agent needs 40 free file descriptors, and a peer one to four. Below this a few peers are too
+ * many.
+ */
 const FEW_DESCRIPTORS = 512;
 
 function descriptors(host: Host): Check {
@@ -93,10 +104,15 @@ function ptrace(host: Host): Check {
   const check = { id: "machine.ptrace", area: "machine", title: "ptrace scope (CMA)" } as const;
   const text = host.text("/proc/sys/kernel/yama/ptrace_scope");
   if (text === undefined) {
-    return { ...check, status: "ok", found: "no Yama: processes of one user may read each other's memory" };
+    return {
+      ...check,
+      status: "ok",
+      found: "no Yama: processes of one user may read each other's memory",
+    };
   }
   const scope = Number(text);
-  const capabilities = /^CapEff:\s*([0-9a-f]+)/m.exec(host.text("/proc/self/status") ?? "")?.[1] ?? "0";
+  const capabilities =
+    /^CapEff:\s*([0-9a-f]+)/m.exec(host.text("/proc/self/status") ?? "")?.[1] ?? "0";
   const capable = ((BigInt(`0x${capabilities}`) >> CAP_SYS_PTRACE) & 1n) === 1n;
   const details = { scope, capable };
   if (scope === 0)
@@ -107,7 +123,12 @@ function ptrace(host: Host): Check {
       details,
     };
   if (capable && scope < 3) {
-    return { ...check, status: "ok", found: `${scope}, and this process has CAP_SYS_PTRACE`, details };
+    return {
+      ...check,
+      status: "ok",
+      found: `${scope}, and this process has CAP_SYS_PTRACE`,
+      details,
+    };
   }
   return {
     ...check,

@@ -6,7 +6,11 @@ import { readUcxProtocols } from "./ucx-protocols.js";
 
 const prefix = "[1795265871.085473] [host:22017:0]   ";
 /** As UCX 1.23 prints it. */
-const table = (connection: string, title: string, ...rows: [range: string, how: string, lanes: string][]) =>
+const table = (
+  connection: string,
+  title: string,
+  ...rows: [range: string, how: string, lanes: string][]
+) =>
   [
     "+--------+-------------+----------------+",
     `| 424ee957-fb5d ${connection}             |`,
@@ -49,7 +53,11 @@ const answers = (change: Partial<PairAnswer> = {}): PairAnswer[] =>
     consistent: true,
     ...change,
   }));
-const answered = (value: unknown, output = ""): ChildOutcome => ({ kind: "answered", value, output });
+const answered = (value: unknown, output = ""): ChildOutcome => ({
+  kind: "answered",
+  value,
+  output,
+});
 
 describe("the protocols that UCX prints", () => {
   test("the last table of each operation counts", () => {
@@ -99,9 +107,16 @@ describe("a pair of processes", () => {
       { kind: "timeout", how: "no answer within 5 s", output: "waits" },
       "do not reach each other: no answer within 5 s",
     );
-    fail({ kind: "timeout", how: "no answer within 5 s", output: "waits" }, "its output ended with:\nwaits");
     fail(
-      { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
+      { kind: "timeout", how: "no answer within 5 s", output: "waits" },
+      "its output ended with:\nwaits",
+    );
+    fail(
+      {
+        kind: "failed",
+        error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" },
+        output: "why",
+      },
       "no UCX [KV_BACKEND_UNAVAILABLE]\nits output ended with:\nwhy",
     );
   });

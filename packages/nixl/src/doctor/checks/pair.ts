@@ -4,20 +4,29 @@ import type { Check } from "../report.js";
 import { readUcxProtocols, type UcxProtocol } from "./ucx-protocols.js";
 
 /** Variables of the probe: UCX prints the protocols that it selects, on stderr. */
-export const PAIR_ENVIRONMENT = { UCX_PROTO_INFO: "y", UCX_LOG_LEVEL: "info", UCX_LOG_FILE: "stderr" };
+export const PAIR_ENVIRONMENT = {
+  UCX_PROTO_INFO: "y",
+  UCX_LOG_LEVEL: "info",
+  UCX_LOG_FILE: "stderr",
+};
 
-/** Checks transfers between two processes of this host: whether the bytes are right, which transport moved them, and how fast. `outcome` is that of `pairProbe`. */
+/**
+ * Checks transfers between two processes of this host: whether the bytes are right, which transport
+ * moved them, and how fast. `outcome` is that of `pairProbe`.
+ */
 export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
   const base = { id: `pair.${backend}`, area: "pair", title: `two processes, ${backend}` } as const;
   if (outcome.kind !== "answered") {
     const check = { ...base, status: "fail", found: failureText(outcome) } as const;
     if (outcome.kind === "failed") return [{ ...check, fix: outcome.error.hint }];
     if (outcome.kind === "crashed") {
-      const fix = "try another transport (UCX_TLS=tcp), and please report it with the output of --json";
+      const fix =
+        "try another transport (UCX_TLS=tcp), and please report it with the output of --json";
       return [{ ...check, fix }];
     }
     const found = `two processes of this host do not reach each other: ${check.found}`;
-    const fix = "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer";
+    const fix =
+      "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer";
     return [{ ...check, found, fix }];
   }
   const protocols = backend === "UCX" ? readUcxProtocols(outcome.output) : [];
@@ -54,7 +63,8 @@ function pairCheck(
       fix: "do not use this backend here; please report it with the output of --json",
     };
   }
-  // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow and prints no warning.
+  // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow and prints no
+  // warning.
   if (own.length > 0 && /\btcp\b/.test(lanes) && !/cma|xpmem|knem/.test(lanes)) {
     return {
       ...check,

@@ -4,8 +4,8 @@ import { nameOfMissing } from "../../library/missing-parts.js";
 import type { Check } from "../report.js";
 
 /**
- * Judges a plugin. A selected one must load. One that lacks a library is a note when its hardware is not here, a warning when it is `wanted`.
- * A damaged file is at least a warning.
+ * Judges a plugin. A selected one must load. One that lacks a library is a note when its hardware
+ * is not here, a warning when it is `wanted`. A damaged file is at least a warning.
  */
 export function pluginCheck(
   plugin: PluginDescription,
@@ -15,13 +15,19 @@ export function pluginCheck(
   const details = { file, missing: missing.map(nameOfMissing), supplied };
   const check = { id: `plugins.${name}`, area: "plugins", title: name, details } as const;
   if (loads) {
-    const how = supplied.length > 0 ? `, with ${supplied.join(", ")} from kv-nixl install --with` : "";
+    const how =
+      supplied.length > 0 ? `, with ${supplied.join(", ")} from kv-nixl install --with` : "";
     return { ...check, status: "ok", found: `loads${how}${selected ? "; selected" : ""}` };
   }
   const serious = selected ? "fail" : "warn";
   const damaged = missing.find((part) => part.kind === "file");
   if (damaged !== undefined) {
-    return { ...check, status: serious, found: `is damaged: ${nameOfMissing(damaged).trim()}`, fix };
+    return {
+      ...check,
+      status: serious,
+      found: `is damaged: ${nameOfMissing(damaged).trim()}`,
+      fix,
+    };
   }
   const found = `does not load: it lacks ${missing.map(nameOfMissing).join(", ")}`;
   if (!selected && !wanted) return { ...check, status: "note", found };
@@ -39,6 +45,8 @@ export function noPluginCheck(
     title: name,
     status: "fail",
     found: `selected, but there is no libplugin_${name}.so in ${folder}; it contains ${found.join(", ") || "no plugin"}`,
-    fix: wholeWheelHint(libraryPath) ?? "select another backend, or use an installation of NIXL that has it",
+    fix:
+      wholeWheelHint(libraryPath) ??
+      "select another backend, or use an installation of NIXL that has it",
   };
 }

@@ -16,8 +16,9 @@ const TITLES: Readonly<Record<UcxProtocol["operation"], RegExp>> = {
 };
 
 /**
- * Parses UCX's protocols (1.15 to 1.23) for reads and writes of a peer's memory. UCX prints a table for each connection and for each change of
- * protocol, the connection to itself first, so the last table of each operation counts.
+ * Parses UCX's protocols (1.15 to 1.23) for reads and writes of a peer's memory. UCX prints a table
+ * for each connection and for each change of protocol, the connection to itself first, so the last
+ * table of each operation counts.
  */
 export function readUcxProtocols(log: string): UcxProtocol[] {
   const last = new Map<UcxProtocol["operation"], UcxProtocol[]>();
@@ -29,7 +30,8 @@ export function readUcxProtocols(log: string): UcxProtocol[] {
       ?.split("|")
       .map((cell) => cell.trim());
     if (cells === undefined) {
-      // Horizontal lines stand between the title, the headings and the rows; anything else ends the table.
+      // Horizontal lines stand between the title, the headings and the rows; anything else ends the
+      // table.
       if (!/\+[-+]+\+\s*$/.test(line)) open = undefined;
       continue;
     }

@@ -2,7 +2,9 @@ import { expect, test } from "vitest";
 import { variableChecks } from "./variables.js";
 
 const check = (environment: Record<string, string>, name: string, backends?: readonly string[]) =>
-  variableChecks(environment, backends === undefined ? {} : { backends }).find(({ title }) => title === name);
+  variableChecks(environment, backends === undefined ? {} : { backends }).find(
+    ({ title }) => title === name,
+  );
 
 test("one line when no relevant variable is set", () => {
   expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, {})[0]).toMatchObject({
@@ -71,7 +73,9 @@ test("explains NCCL's variables, a local side channel and UCX_MEM_EVENTS", () =>
   expect(check({ NCCL_IB_HCA: "mlx5_0" }, "NCCL_IB_HCA")).toMatchObject({
     found: expect.stringContaining("no effect"),
   });
-  expect(check({ VLLM_NIXL_SIDE_CHANNEL_HOST: "localhost" }, "VLLM_NIXL_SIDE_CHANNEL_HOST")).toMatchObject({
+  expect(
+    check({ VLLM_NIXL_SIDE_CHANNEL_HOST: "localhost" }, "VLLM_NIXL_SIDE_CHANNEL_HOST"),
+  ).toMatchObject({
     fix: expect.stringContaining("address"),
   });
   expect(check({ UCX_MEM_EVENTS: "y" }, "UCX_MEM_EVENTS")).toMatchObject({ status: "warn" });

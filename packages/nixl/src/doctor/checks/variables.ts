@@ -3,7 +3,10 @@ import { DEFAULT_SOURCE, selectBackends } from "../../backends/select-backends.j
 import { type Environment, warnOfUnusedLibraryVariables } from "../../environment.js";
 import type { Check } from "../report.js";
 
-/** The library and the backends that the caller of the doctor requests. They take precedence over the environment. */
+/**
+ * The library and the backends that the caller of the doctor requests. They take precedence over
+ * the environment.
+ */
 export interface DoctorRequest {
   /** Path of `libnixl_capi.so`. */
   readonly library?: string | undefined;
@@ -17,7 +20,10 @@ export interface RequestedBackends {
   readonly names: readonly string[];
   /** The selection and its source. */
   readonly check: Check;
-  /** Arguments and variables with which a probe selects one of them from the same source, so that its errors name that source. */
+  /**
+   * Arguments and variables with which a probe selects one of them from the same source, so that
+   * its errors name that source.
+   */
   selectInProbe(name: string): { args: readonly string[]; env: Environment };
 }
 
@@ -25,7 +31,10 @@ export interface RequestedBackends {
 const BACKEND_OPTION = "the option --backend";
 
 /** The backends that the request or the environment selects, and the setting that selected them. */
-export function requestedBackends(environment: Environment, request: DoctorRequest): RequestedBackends {
+export function requestedBackends(
+  environment: Environment,
+  request: DoctorRequest,
+): RequestedBackends {
   const check = { id: "variables.backend", area: "variables", title: "selected backend" } as const;
   try {
     const { backends, source } = selectBackends({
@@ -68,15 +77,18 @@ const EFFECTS: Readonly<Record<string, string>> = {
   NIXL_LOG_LEVEL: "how much NIXL logs",
   NIXL_TELEMETRY_ENABLE: "NIXL writes its own telemetry",
   NIXL_TELEMETRY_DIR: "where NIXL's own telemetry goes",
-  NIXL_LIBFABRIC_MAX_BW_PER_DRAM_SEG: "bandwidth in Gbit/s that LIBFABRIC assigns to a registration of DRAM",
+  NIXL_LIBFABRIC_MAX_BW_PER_DRAM_SEG:
+    "bandwidth in Gbit/s that LIBFABRIC assigns to a registration of DRAM",
   UCX_TLS: "transports that UCX may use; one of them must reach the peer",
   UCX_NET_DEVICES: "network devices that UCX may use",
   UCX_MODULES: "modules that UCX loads; ^ib excludes InfiniBand",
-  UCX_MEM_EVENTS: "UCX's hooks on memory; y can crash a process with other threads (README, Variables)",
+  UCX_MEM_EVENTS:
+    "UCX's hooks on memory; y can crash a process with other threads (README, Variables)",
   UCX_MEMTYPE_CACHE: "UCX caches which memory belongs to a GPU",
   UCX_MEMTYPE_REG_WHOLE: "UCX registers whole GPU allocations",
   UCX_CMA_TX_QUOTA: "pieces that UCX copies per turn of its progress on one host",
-  UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "UCX reads GPU memory of other processes by CUDA IPC, also without NVLinks",
+  UCX_CUDA_IPC_ENABLE_GET_ZCOPY:
+    "UCX reads GPU memory of other processes by CUDA IPC, also without NVLinks",
   UCX_RCACHE_MAX_UNRELEASED: "limit of UCX's registration cache",
   UCX_LOG_LEVEL: "how much UCX logs",
   UCX_LOG_FILE: "where UCX logs; stdout mixes with the program's output",
@@ -100,7 +112,10 @@ const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
 const NOT_REACHED = "peers on other hosts would look for this engine on their own host";
 const ADDRESS = "an address of this host, once a peer runs on another one";
 
-/** Every variable that is set and matters, with its effect. Variables that look relevant but have no effect get a warning. */
+/**
+ * Every variable that is set and matters, with its effect. Variables that look relevant but have no
+ * effect get a warning.
+ */
 export function variableChecks(environment: Environment, request: DoctorRequest): Check[] {
   const unused = new Map<string, string>();
   const log: Log = {
@@ -111,9 +126,16 @@ export function variableChecks(environment: Environment, request: DoctorRequest)
   selectBackends({ explicit: request.backends, option: BACKEND_OPTION, environment, log });
   warnOfUnusedLibraryVariables({ library: request.library, environment, log });
   const checks: Check[] = [];
-  for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) => (a < b ? -1 : 1))) {
+  for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) =>
+    a < b ? -1 : 1,
+  )) {
     if (value === "" && EFFECTS[name] === undefined) continue;
-    const check = { id: `variables.${name}`, area: "variables", title: name, details: { value } } as const;
+    const check = {
+      id: `variables.${name}`,
+      area: "variables",
+      title: name,
+      details: { value },
+    } as const;
     const why = unused.get(name);
     if (why !== undefined) {
       checks.push({
@@ -146,7 +168,8 @@ export function variableChecks(environment: Environment, request: DoctorRequest)
       });
     } else {
       const effect = EFFECTS[name] ?? FAMILIES.find(([prefix]) => name.startsWith(prefix))?.[1];
-      if (effect !== undefined) checks.push({ ...check, status: "note", found: `${value}: ${effect}` });
+      if (effect !== undefined)
+        checks.push({ ...check, status: "note", found: `${value}: ${effect}` });
     }
   }
   return [...(checks.length > 0 ? checks : [NONE]), ...sideChannelDefault(environment)];

@@ -22,13 +22,19 @@ import {
 export interface MemoryCheckOptions {
   /** Bytes to read at most from each server. @default 64 * 1024 * 1024 */
   readonly limitBytes?: number | undefined;
-  /** Write block 0 of each region of the prefill server back as it was read; vLLM gives this block to no request. @default false */
+  /**
+   * Write block 0 of each region of the prefill server back as it was read; vLLM gives this block
+   * to no request. @default false
+   */
   readonly write?: boolean | undefined;
   /** NIXL backends in order of preference. @default the transport's */
   readonly backends?: readonly string[] | undefined;
   /** Limit of the process that reads the memory of one server, in ms. @default 60_000 */
   readonly timeoutMs?: number | undefined;
-  /** Read over this transport in this process. @default over NIXL in a child process, which may crash on damaged metadata */
+  /**
+   * Read over this transport in this process. @default over NIXL in a child process, which may
+   * crash on damaged metadata
+   */
   readonly transport?: Transport | undefined;
 }
 
@@ -37,8 +43,9 @@ const DEFAULT_LIMIT_BYTES = 64 << 20;
 const DEFAULT_TIMEOUT_MS = 60_000;
 
 /**
- * Reads the memory of one server, and of the prefill server writes its null blocks back when asked to. Then notifies `ranks`, all ranks that
- * keep blocks for the doctor. No checks for a server without metadata.
+ * Reads the memory of one server, and of the prefill server writes its null blocks back when asked
+ * to. Then notifies `ranks`, all ranks that keep blocks for the doctor. No checks for a server
+ * without metadata.
  */
 export async function memoryChecks(
   server: ServerFacts,
@@ -48,11 +55,18 @@ export async function memoryChecks(
   if (server.metadata === undefined) return [];
   const request = probeRequest(server, server.metadata, ranks, options);
   const outcome = await runProbe(request, options);
-  const about = { id: `bytes.${server.role}`, area: "bytes" as const, title: `read from ${server.role}` };
+  const about = {
+    id: `bytes.${server.role}`,
+    area: "bytes" as const,
+    title: `read from ${server.role}`,
+  };
   if (outcome.kind !== "answered")
     return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
   const result = outcome.value;
-  const used = { lanes: readsOf(outcome.output), bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs };
+  const used = {
+    lanes: readsOf(outcome.output),
+    bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs,
+  };
   // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
   const isPath = server.role === "prefill" && used.lanes.length > 0;
   const transport = transportCheck({
@@ -93,7 +107,10 @@ export function measured(outcome: ChildOutcome<ProbeResult>): MeasuredTransport 
   return { lanes: readsOf(outcome.output), bytesPerMs: lengthBytes / bestMs };
 }
 
-/** Reads the memory once more, with every transport that UCX has on this host. Undefined when that fails. */
+/**
+ * Reads the memory once more, with every transport that UCX has on this host. Undefined when that
+ * fails.
+ */
 async function measureUnlimited(
   request: ProbeRequest,
   { timeoutMs = DEFAULT_TIMEOUT_MS }: MemoryCheckOptions,
@@ -116,7 +133,9 @@ export function probeRequest(
   const memoryType = regions[0]?.memoryType ?? "DRAM";
   // Only a pull P frees blocks by notification.
   const text =
-    remotePrefill?.transferMode === "pull" ? readDoneText(remotePrefill.remoteRequestId) : undefined;
+    remotePrefill?.transferMode === "pull"
+      ? readDoneText(remotePrefill.remoteRequestId)
+      : undefined;
   return {
     agentMetadata: base64(metadata.agentMetadata),
     deviceId,
@@ -145,7 +164,11 @@ async function runProbe(
 ): Promise<ChildOutcome<ProbeResult>> {
   if (transport === undefined) return await probeInChildProcess(request, timeoutMs);
   try {
-    return { kind: "answered", value: await probeMemory(transport, request, systemClock()), output: "" };
+    return {
+      kind: "answered",
+      value: await probeMemory(transport, request, systemClock()),
+      output: "",
+    };
   } catch (thrown) {
     const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the probe failed");
     return { kind: "failed", error: { code, message, hint }, output: "" };
@@ -168,7 +191,13 @@ function describeResult({ role }: ServerFacts, result: ProbeResult): Check[] {
   if (write !== undefined) {
     const { lengthBytes, movedBytes, writeMs } = write;
     const found = `${size(lengthBytes)}, the null blocks, unchanged (${rate(movedBytes, writeMs)})`;
-    checks.push({ ...about, id: `bytes.${role}-write`, title: `write to ${role}`, status: "ok", found });
+    checks.push({
+      ...about,
+      id: `bytes.${role}-write`,
+      title: `write to ${role}`,
+      status: "ok",
+      found,
+    });
   }
   if (!isStable) {
     checks.push({
@@ -186,7 +215,10 @@ function describeResult({ role }: ServerFacts, result: ProbeResult): Check[] {
 /** From this ratio on, the other mode is advised. */
 const MUCH_FASTER = 2;
 
-/** Advises push where WRITE is much faster than READ, which is so on transports that emulate READ, and pull in the reverse case. */
+/**
+ * Advises push where WRITE is much faster than READ, which is so on transports that emulate READ,
+ * and pull in the reverse case.
+ */
 export function modeCheck(
   { role, remotePrefill }: Pick<ServerFacts, "role" | "remotePrefill">,
   write: ProbeResult["write"],
@@ -203,7 +235,8 @@ export function modeCheck(
       : writeMs >= MUCH_FASTER * readMs
         ? (["pull", "NixlConnector"] as const)
         : [mode, ""];
-  if (faster === mode) return [{ ...about, status: "ok", found: `${mode} is used; ${rates}`, details }];
+  if (faster === mode)
+    return [{ ...about, status: "ok", found: `${mode} is used; ${rates}`, details }];
   const fix = `use ${faster}: set kv_connector to ${connector} on both servers`;
   return [{ ...about, status: "warn", found: `${mode} is used; ${rates}`, fix, details }];
 }
@@ -243,7 +276,9 @@ function describeFailure(
 const base64 = (bytes: Uint8Array) => Buffer.from(bytes).toString("base64");
 
 function size(bytes: number): string {
-  return bytes < 1 << 20 ? `${(bytes / 1024).toFixed(0)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+  return bytes < 1 << 20
+    ? `${(bytes / 1024).toFixed(0)} KiB`
+    : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 }
 
 function rate(bytes: number, ms: number): string {

@@ -8,7 +8,10 @@ import {
   type Transport,
 } from "@kv/interface";
 
-/** A probe of one server's memory, as plain data: it may run in a child process, because NIXL can crash on damaged metadata. */
+/**
+ * A probe of one server's memory, as plain data: it may run in a child process, because NIXL can
+ * crash on damaged metadata.
+ */
 export interface ProbeRequest {
   /** The transport metadata of rank (0, 0), in base64. */
   readonly agentMetadata: string;
@@ -24,7 +27,10 @@ export interface ProbeRequest {
   readonly limitBytes: number;
   /** Write block 0 of each region back unchanged; vLLM gives this block to no request. */
   readonly write: boolean;
-  /** Notifications to send at the end, so that the server frees the blocks that it keeps for the doctor. */
+  /**
+   * Notifications to send at the end, so that the server frees the blocks that it keeps for the
+   * doctor.
+   */
   readonly notifications: readonly { readonly agentMetadata: string; readonly text: string }[];
   /** NIXL backends; the transport's default when empty. */
   readonly backends: readonly string[];
@@ -35,13 +41,23 @@ export interface ProbeResult {
   /** Time to add the peer and read its first block, which includes making connections. */
   readonly connectMs: number;
   readonly block: { readonly lengthBytes: number; readonly medianMs: number };
-  readonly bulk: { readonly lengthBytes: number; readonly descriptorCount: number; readonly bestMs: number };
-  /** The same blocks written and read, the best time of each; undefined when nothing was to be written. */
+  readonly bulk: {
+    readonly lengthBytes: number;
+    readonly descriptorCount: number;
+    readonly bestMs: number;
+  };
+  /**
+   * The same blocks written and read, the best time of each; undefined when nothing was to be
+   * written.
+   */
   readonly write:
     | {
         /** Bytes of the null blocks, each counted once. */
         readonly lengthBytes: number;
-        /** Bytes of one transfer: the null blocks are moved several times, so that it is not too short to be timed. */
+        /**
+         * Bytes of one transfer: the null blocks are moved several times, so that it is not too
+         * short to be timed.
+         */
         readonly movedBytes: number;
         readonly writeMs: number;
         readonly readMs: number;
@@ -53,12 +69,18 @@ export interface ProbeResult {
 
 const SINGLE_READS = 15;
 const BULK_READS = 3;
-/** A WRITE and a READ are compared with transfers of this length, or of this many times the null blocks. */
+/**
+ * A WRITE and a READ are compared with transfers of this length, or of this many times the null
+ * blocks.
+ */
 const COMPARED_BYTES = 8 << 20;
 const MAX_REPEATS = 64;
 const TRANSFER_TIMEOUT_MS = 30_000;
 
-/** Reads a peer's memory and measures the time. Errors: those of the transport; `KV_TRANSFER_INVALID` for a peer without memory. */
+/**
+ * Reads a peer's memory and measures the time. Errors: those of the transport;
+ * `KV_TRANSFER_INVALID` for a peer without memory.
+ */
 export async function probeMemory(
   transport: Transport,
   request: ProbeRequest,
@@ -89,7 +111,8 @@ interface Descriptors {
 /** Chooses the first blocks of each region, as many as the limit permits. */
 function chooseDescriptors({ regions, limitBytes, deviceId }: ProbeRequest): Descriptors {
   const bytesPerBlock = regions.reduce((sum, { blockLengthBytes }) => sum + blockLengthBytes, 0);
-  if (bytesPerBlock === 0) throw new KvError("KV_TRANSFER_INVALID", "the peer announced no memory to read");
+  if (bytesPerBlock === 0)
+    throw new KvError("KV_TRANSFER_INVALID", "the peer announced no memory to read");
   const blocks = Math.max(1, Math.floor(limitBytes / bytesPerBlock));
   const remoteRows: number[] = [];
   const lengths: number[] = [];
@@ -115,7 +138,10 @@ async function readAndWrite(
     memoryType: request.memoryType,
     rows: Float64Array.from(remoteRows),
   });
-  const local = await agent.prepareLocal({ memoryType: memory.memoryType, rows: localRows(memory, lengths) });
+  const local = await agent.prepareLocal({
+    memoryType: memory.memoryType,
+    rows: localRows(memory, lengths),
+  });
 
   async function move(operation: "READ" | "WRITE", ids: Int32Array): Promise<number> {
     const startMs = clock.now();
@@ -147,7 +173,8 @@ async function readAndWrite(
   if (request.write) {
     const nullBlocks = nullBlockIds(remoteRows);
     const nullBytes = nullBlocks.reduce((sum, id) => sum + (lengths[id] ?? 0), 0);
-    // They hold what the last read returned. Each time the same bytes are written to the same place.
+    // They hold what the last read returned. Each time the same bytes are written to the same
+    // place.
     const repeats = Math.min(MAX_REPEATS, Math.max(1, Math.floor(COMPARED_BYTES / nullBytes)));
     const repeated = Int32Array.from(Array.from({ length: repeats }, () => nullBlocks).flat());
     let [writeMs, readMs] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY];

@@ -2,7 +2,10 @@ import { createRequire } from "node:module";
 import { type ChildOutcome, runInChild } from "@kv/program";
 import type { ProbeRequest, ProbeResult } from "./memory-probe.js";
 
-/** Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is added to this one's. Never rejects. */
+/**
+ * Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is
+ * added to this one's. Never rejects.
+ */
 export function probeInChildProcess(
   request: ProbeRequest,
   timeoutMs: number,

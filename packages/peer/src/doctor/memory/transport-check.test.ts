@@ -40,7 +40,9 @@ test("TCP although this host has an RDMA device is a warning that names it", () 
     found: expect.stringContaining("although this host has mlx5_0"),
     fix: expect.stringContaining("UCX_NET_DEVICES"),
   });
-  expect(look("zero-copy tcp/eth0", { devices: device(true) }).fix).toContain("LIBFABRIC on both servers");
+  expect(look("zero-copy tcp/eth0", { devices: device(true) }).fix).toContain(
+    "LIBFABRIC on both servers",
+  );
 });
 
 test("TCP to a server on this host is a warning", () => {
@@ -63,18 +65,27 @@ test("a better transport without this host's limits is a warning with both rates
   // Another device of the same kind has to be faster.
   const device2 = { limits, unlimited: measured("zero-copy tcp/eth1", 1.2) };
   expect(look("zero-copy tcp/eth0", device2).status).toBe("ok");
-  expect(look("zero-copy tcp/eth0", { limits, unlimited: measured("zero-copy tcp/eth1", 2) }).status).toBe(
-    "warn",
-  );
+  expect(
+    look("zero-copy tcp/eth0", { limits, unlimited: measured("zero-copy tcp/eth1", 2) }).status,
+  ).toBe("warn");
 });
 
 test("no lanes, and a server without advice", () => {
   const nothing = { lanes: [], bytesPerMs: 1 };
-  expect(transportCheck({ backends: ["LIBFABRIC"], used: nothing })).toMatchObject({ status: "note" });
-  expect(transportCheck({ backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status).toBe("ok");
+  expect(transportCheck({ backends: ["LIBFABRIC"], used: nothing })).toMatchObject({
+    status: "note",
+  });
+  expect(transportCheck({ backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status).toBe(
+    "ok",
+  );
 });
 
-const times = (writeMs: number, readMs: number) => ({ lengthBytes: 1e6, movedBytes: 8e6, writeMs, readMs });
+const times = (writeMs: number, readMs: number) => ({
+  lengthBytes: 1e6,
+  movedBytes: 8e6,
+  writeMs,
+  readMs,
+});
 
 test("push is advised when WRITE is at least twice as fast as READ, and pull in the reverse case", () => {
   const pull = { role: "prefill" as const, remotePrefill: undefined };

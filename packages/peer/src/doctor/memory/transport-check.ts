@@ -15,7 +15,10 @@ export interface NetworkFacts {
   readonly backends: readonly string[];
   /** As this host's environment permits. */
   readonly used: MeasuredTransport;
-  /** What the transport in use is compared with; undefined for a server that this host is not to be fast with. */
+  /**
+   * What the transport in use is compared with; undefined for a server that this host is not to be
+   * fast with.
+   */
   readonly hosts?: HostFacts | undefined;
 }
 
@@ -32,7 +35,9 @@ export interface HostFacts {
 }
 
 /** The limits in an environment, as they are set there; "all" is none. */
-export function ucxLimits(environment: Readonly<Record<string, string | undefined>>): readonly string[] {
+export function ucxLimits(
+  environment: Readonly<Record<string, string | undefined>>,
+): readonly string[] {
   return LIMITS.filter((name) => ![undefined, "", "all"].includes(environment[name])).map(
     (name) => `${name}=${environment[name]}`,
   );
@@ -47,7 +52,10 @@ export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntri
 export const LANE_CLASSES = [
   { name: "tcp", pattern: /\b(tcp|sockets)\b/ },
   { name: "RDMA", pattern: /\b(rc|dc|ud|srd|efa|verbs)(_|\b)|mlx5|\bib\d/ },
-  { name: "shared memory", pattern: /\b(cma|xpmem|knem|sysv|posix|shm|cuda_ipc|rocm_ipc|ze_ipc)\b/ },
+  {
+    name: "shared memory",
+    pattern: /\b(cma|xpmem|knem|sysv|posix|shm|cuda_ipc|rocm_ipc|ze_ipc)\b/,
+  },
 ] as const;
 
 /** A way of the bytes, and how good it is. */
@@ -73,19 +81,28 @@ export function laneOf(lanes: readonly UcxProtocol[]): Lane {
 const WORTH = 1.5;
 
 /**
- * Compares the transport in use with the best one that both hosts have. UCX takes the best one that both sides permit, so a better one exists when
- * a setting of this host or of the server excludes it.
+ * Compares the transport in use with the best one that both hosts have. UCX takes the best one that
+ * both sides permit, so a better one exists when a setting of this host or of the server excludes
+ * it.
  */
 export function transportCheck(facts: NetworkFacts): ServerCheck {
   const { backends, used, hosts } = facts;
   const title = "transport";
   const { how, rank } = laneOf(used.lanes);
   if (how === "")
-    return { title, status: "note", found: `${backends.join(", ")}; it does not report its network` };
+    return {
+      title,
+      status: "note",
+      found: `${backends.join(", ")}; it does not report its network`,
+    };
   const found = `${backends.join(", ")} over ${how}`;
   const details = { lanes: used.lanes };
   const warning = (why: string, fix: string): ServerCheck => ({
-    ...{ title, status: "warn", found: `${found}${why}`, fix, details },
+    title,
+    status: "warn",
+    found: `${found}${why}`,
+    fix,
+    details,
   });
   if (hosts === undefined) return { title, status: "ok", found, details };
   const { unlimited, limits, sameHost, devices } = hosts;
@@ -112,7 +129,10 @@ export function transportCheck(facts: NetworkFacts): ServerCheck {
     const fix = usable.some(({ efa }) => efa)
       ? "UCX does not use EFA: set the backend LIBFABRIC on both servers"
       : "look for an RDMA device on the server's host (npx kv-nixl doctor there), and permit it in its UCX_TLS and UCX_NET_DEVICES; in a container, pass /dev/infiniband on";
-    return warning(`, although this host has ${names}: the server has no RDMA device or excludes it`, fix);
+    return warning(
+      `, although this host has ${names}: the server has no RDMA device or excludes it`,
+      fix,
+    );
   }
   return { title, status: "ok", found: `${found}; this host has no RDMA device`, details };
 }

@@ -1,7 +1,10 @@
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
 import { cacheSemantics, headsInRegion, tokensInBlock } from "./cache-semantics.js";
 
-/** One loop over a tile, outermost first. Heads are counted over the whole model, tokens within the block. */
+/**
+ * One loop over a tile, outermost first. Heads are counted over the whole model, tokens within the
+ * block.
+ */
 interface TileAxis {
   readonly axis: "head" | "token";
   readonly begin: number;
@@ -9,8 +12,9 @@ interface TileAxis {
 }
 
 /**
- * A stretch of a block: nested loops over heads and tokens around cells of `cellBytes`. Where the names of two tiles are equal, byte `i` of their cells holds the
- * same element (K first, then V, for plain caches).
+ * A stretch of a block: nested loops over heads and tokens around cells of `cellBytes`. Where the
+ * names of two tiles are equal, byte `i` of their cells holds the same element (K first, then V,
+ * for plain caches).
  */
 export interface Tile {
   readonly name: string;
@@ -27,11 +31,16 @@ export interface BlockContents {
   readonly tiles: readonly Tile[];
   /** Tokens in the block; 1 for blocks without tokens. */
   readonly tokens: number;
-  /** Tokens that a step along the token axis stands for: 1, or a whole block where the order of tokens is not known. */
+  /**
+   * Tokens that a step along the token axis stands for: 1, or a whole block where the order of
+   * tokens is not known.
+   */
   readonly tokensPerStep: number;
   /** Kernel blocks that the block spans. */
   readonly kernelBlocks: number;
-  /** The contents may reach into the padding after the kernel blocks: a state uses the whole page. */
+  /**
+   * The contents may reach into the padding after the kernel blocks: a state uses the whole page.
+   */
   readonly usesPadding: boolean;
 }
 
@@ -47,7 +56,10 @@ export interface BytePlace {
   readonly runAxis: "head" | "token" | "cell";
 }
 
-/** By layout: whether the loop over heads is outside the loop over tokens, within a block of one layer. */
+/**
+ * By layout: whether the loop over heads is outside the loop over tokens, within a block of one
+ * layer.
+ */
 const HEAD_OUTSIDE: Readonly<Record<string, boolean | undefined>> = {
   LBHNC: true,
   BLHNC: true,
@@ -67,14 +79,19 @@ export interface BlockQuestion {
   readonly ownOrder: string | undefined;
 }
 
-/** The contents of a block by the letters of its layout. Undefined when the block does not divide as the layout says. */
+/**
+ * The contents of a block by the letters of its layout. Undefined when the block does not divide as
+ * the layout says.
+ */
 export function contentsOfBlock(question: BlockQuestion): BlockContents | undefined {
   const { rank, group, model, lengthBytes } = question;
   const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined) return undefined;
   if (kind.sharing === "state") return stateContents(rank, question.other);
   if (kind.lists === "last") {
-    const whole = tile("a whole block", lengthBytes, lengthBytes, [{ axis: "token", begin: 0, size: 1 }]);
+    const whole = tile("a whole block", lengthBytes, lengthBytes, [
+      { axis: "token", begin: 0, size: 1 },
+    ]);
     return { tiles: [whole], tokens: 1, tokensPerStep: 1, kernelBlocks: 1, usesPadding: false };
   }
   return attentionContents(question);
@@ -91,7 +108,8 @@ function attentionContents(question: BlockQuestion): BlockContents | undefined {
   // Cells that stand for several tokens each, of compressed latents.
   const compressed = heads.size === 1 && lengthBytes % tokens !== 0;
   if (headOutside === undefined || (ownOrder !== undefined && !headOutside) || compressed) {
-    // The heads of a layer are not together, or their order is unknown: the block is known as a whole only.
+    // The heads of a layer are not together, or their order is unknown: the block is known as a
+    // whole only.
     const layout = heads.size === 1 ? "any layout" : rank.layout;
     const name = `a whole block of ${layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
     return {
@@ -132,7 +150,8 @@ function stateContents(rank: RankGeometry, other: RankGeometry): BlockContents |
   const own = rank.stateSpace;
   if (own === undefined) return undefined;
   const given = other.stateSpace?.convProjectionBytes;
-  // A handshake has sums only. Missing projections are those of the other side, scaled to this side's number of ranks.
+  // A handshake has sums only. Missing projections are those of the other side, scaled to this
+  // side's number of ranks.
   const projections = own.convProjectionBytes ??
     given?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
   if (projections.some((bytes) => !Number.isInteger(bytes))) return undefined;
@@ -152,7 +171,12 @@ function stateContents(rank: RankGeometry, other: RankGeometry): BlockContents |
   };
 }
 
-function tile(name: string, lengthBytes: number, cellBytes: number, axes: readonly TileAxis[]): Tile {
+function tile(
+  name: string,
+  lengthBytes: number,
+  cellBytes: number,
+  axes: readonly TileAxis[],
+): Tile {
   // Cells of different sizes are different, except those of a state, which a rank has a share of.
   const named = axes.length === 0 ? name : `${name}, cells of ${cellBytes}`;
   return { name: named, offset: 0, lengthBytes, cellBytes, axes, cellBegin: 0 };
@@ -160,7 +184,9 @@ function tile(name: string, lengthBytes: number, cellBytes: number, axes: readon
 
 /** The contents of the byte at an offset of the block; undefined in padding. */
 export function placeAt(contents: BlockContents, offset: number): BytePlace | undefined {
-  const found = contents.tiles.find((one) => offset >= one.offset && offset < one.offset + one.lengthBytes);
+  const found = contents.tiles.find(
+    (one) => offset >= one.offset && offset < one.offset + one.lengthBytes,
+  );
   if (found === undefined) return undefined;
   const into = offset - found.offset;
   const cell = Math.floor(into / found.cellBytes);

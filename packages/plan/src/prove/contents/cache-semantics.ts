@@ -2,13 +2,17 @@ import { type KvCacheKind, KvError } from "@kv/interface";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
 
 /**
- * The semantics of a kind of cache that a proof needs: how ranks share it, and the part of a sequence that its lists of blocks hold. Defined here a second time,
- * independent of the planner's kinds: a proof that asks the planner proves nothing.
+ * The semantics of a kind of cache that a proof needs: how ranks share it, and the part of a
+ * sequence that its lists of blocks hold. Defined here a second time, independent of the planner's
+ * kinds: a proof that asks the planner proves nothing.
  */
 export interface CacheSemantics {
   /** `heads`: by KV head. `replicated`: the same on every rank. `state`: cut evenly. */
   readonly sharing: "heads" | "replicated" | "state";
-  /** `sequence`: from the first token on. `window`: up to the last token. `last`: blocks without tokens; both lists end together. */
+  /**
+   * `sequence`: from the first token on. `window`: up to the last token. `last`: blocks without
+   * tokens; both lists end together.
+   */
   readonly lists: "sequence" | "window" | "last";
 }
 
@@ -22,12 +26,16 @@ const KINDS = new Map<string, CacheSemantics>([
 ]);
 
 /**
- * Tells proofs in this process what a kind of another package holds. Its plans cannot be proven before. Write it from what the kind is, not from the
- * planner's definition. Errors: `KV_PLAN_INVALID` for a name with other semantics.
+ * Tells proofs in this process what a kind of another package holds. Its plans cannot be proven
+ * before. Write it from what the kind is, not from the planner's definition. Errors:
+ * `KV_PLAN_INVALID` for a name with other semantics.
  */
 export function registerCacheSemantics(kind: string, semantics: CacheSemantics): void {
   const known = KINDS.get(kind);
-  if (known !== undefined && (known.sharing !== semantics.sharing || known.lists !== semantics.lists)) {
+  if (
+    known !== undefined &&
+    (known.sharing !== semantics.sharing || known.lists !== semantics.lists)
+  ) {
     throw new KvError(
       "KV_PLAN_INVALID",
       `cache kind ${JSON.stringify(kind)} has other semantics already: ${JSON.stringify(known)}, not ${JSON.stringify(semantics)}`,
@@ -49,7 +57,10 @@ export interface HeadRange {
   readonly size: number;
 }
 
-/** KV heads of a rank: equal shares, or one head for several neighbouring ranks where there are more ranks than heads. */
+/**
+ * KV heads of a rank: equal shares, or one head for several neighbouring ranks where there are more
+ * ranks than heads.
+ */
 function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
   const share = numKvHeads / rank.tpSize;
   return share >= 1
@@ -57,7 +68,10 @@ function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
     : { begin: Math.floor(rank.tpRank * share), size: 1 };
 }
 
-/** KV heads of a group's blocks in one region of a rank; head 0 alone where every rank holds the same bytes. */
+/**
+ * KV heads of a group's blocks in one region of a rank; head 0 alone where every rank holds the
+ * same bytes.
+ */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
@@ -65,12 +79,16 @@ export function headsInRegion(
   model: ModelGeometry,
 ): HeadRange {
   const sharing = cacheSemantics(model.groups[group] ?? "")?.sharing;
-  const replicated = region.replicated ?? (region.numKvHeads === undefined && sharing === "replicated");
+  const replicated =
+    region.replicated ?? (region.numKvHeads === undefined && sharing === "replicated");
   if (replicated) return { begin: 0, size: 1 };
   return headsOfRank(rank, region.numKvHeads ?? model.groupKvHeads?.[group] ?? model.numKvHeads);
 }
 
-/** Tokens in a kernel block of a group. Where a rank has no `groupBlockTokens`, the other side's give the ratio. */
+/**
+ * Tokens in a kernel block of a group. Where a rank has no `groupBlockTokens`, the other side's
+ * give the ratio.
+ */
 export function tokensInBlock(rank: RankGeometry, group: number, other: RankGeometry): number {
   const own = rank.groupBlockTokens?.[group];
   if (own !== undefined) return own / rank.physicalBlocksPerLogical;

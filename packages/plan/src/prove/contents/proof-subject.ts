@@ -18,7 +18,10 @@ export interface ProofSubject {
   readonly remoteLookups: readonly (readonly DescriptorLookup[])[];
 }
 
-/** A plan with the geometries of its sources. Ends the proof for a source that is not a rank of the remote engine. */
+/**
+ * A plan with the geometries of its sources. Ends the proof for a source that is not a rank of the
+ * remote engine.
+ */
 export function proofSubject(
   plan: EngineTransferPlan,
   remotes: readonly RankGeometry[],
@@ -53,8 +56,14 @@ export function proofSubject(
   };
 }
 
-/** The order within a head on both sides, where it is not plain. With the conversion "attention-order" the engine makes both equal. */
-function insides({ plan, remotes }: ProofSubject): readonly [string | undefined, string | undefined] {
+/**
+ * The order within a head on both sides, where it is not plain. With the conversion
+ * "attention-order" the engine makes both equal.
+ */
+function insides({
+  plan,
+  remotes,
+}: ProofSubject): readonly [string | undefined, string | undefined] {
   const [mine, theirs] = [
     plan.local.attentionBackend,
     remotes[0]?.attentionBackend ?? plan.remote.attentionBackend,
@@ -67,14 +76,20 @@ function insides({ plan, remotes }: ProofSubject): readonly [string | undefined,
   return [own(mine), own(theirs)];
 }
 
-/** Names of the caches in a region; where a rank has nothing but one row of packed caches, all of them. */
+/**
+ * Names of the caches in a region; where a rank has nothing but one row of packed caches, all of
+ * them.
+ */
 function cachesOf(region: RegionGeometry, rank: RankGeometry): readonly string[] {
   if (region.members !== undefined) return region.members;
   const packed = rank.regions.length === 1 ? Object.keys(rank.packedMembers ?? {}) : [];
   return packed.length > 0 ? packed : [region.name];
 }
 
-/** The region of a remote rank that holds the same cache; undefined on a stage of a pipeline that holds other layers. */
+/**
+ * The region of a remote rank that holds the same cache; undefined on a stage of a pipeline that
+ * holds other layers.
+ */
 export function counterpart(
   region: RegionGeometry,
   rank: RankGeometry,
@@ -83,11 +98,15 @@ export function counterpart(
   const same = rank.regions.findIndex((other) => other.name === region.name);
   if (same >= 0) return same;
   const names = new Set([region.name, ...cachesOf(region, owner)]);
-  const found = rank.regions.findIndex((other) => cachesOf(other, rank).some((name) => names.has(name)));
+  const found = rank.regions.findIndex((other) =>
+    cachesOf(other, rank).some((name) => names.has(name)),
+  );
   return found < 0 ? undefined : found;
 }
 
-/** The contents of a region's blocks for a group, locally and at each source that holds the region. */
+/**
+ * The contents of a region's blocks for a group, locally and at each source that holds the region.
+ */
 export interface RegionContents {
   readonly local: BlockContents;
   /** Undefined at a source without the region. */
@@ -96,7 +115,11 @@ export interface RegionContents {
   readonly remoteRegions: readonly (number | undefined)[];
 }
 
-export function contentsOfRegion(subject: ProofSubject, index: number, group: number): RegionContents {
+export function contentsOfRegion(
+  subject: ProofSubject,
+  index: number,
+  group: number,
+): RegionContents {
   const { plan, model, remotes } = subject;
   const region = plan.local.regions[index] as RegionGeometry;
   const [inLocal, inRemote] = insides(subject);
@@ -117,7 +140,10 @@ export function contentsOfRegion(subject: ProofSubject, index: number, group: nu
   return { local, sources, remoteRegions };
 }
 
-/** The contents of a block, with the name of its cache. A row that packs several caches has a page for each. */
+/**
+ * The contents of a block, with the name of its cache. A row that packs several caches has a page
+ * for each.
+ */
 function read(
   owner: string,
   question: Omit<Parameters<typeof contentsOfBlock>[0], "lengthBytes">,
@@ -129,7 +155,9 @@ function read(
     return page === undefined ? [] : [{ cache, ...page }];
   });
   const parts =
-    pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
+    pages.length > 0
+      ? pages
+      : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
   const regionContents = parts.map(({ cache, offsetBytes, lengthBytes }) => {
     const contents = contentsOfBlock({ ...question, lengthBytes });
     if (contents === undefined) {
@@ -147,6 +175,7 @@ function read(
     return { ...contents, tiles };
   });
   const [first] = regionContents;
-  if (first === undefined) return fail("request-tables", `${owner}: nothing lies in region "${region.name}"`);
+  if (first === undefined)
+    return fail("request-tables", `${owner}: nothing lies in region "${region.name}"`);
   return { ...first, tiles: regionContents.flatMap((contents) => contents.tiles) };
 }

@@ -11,7 +11,15 @@ export interface ProxyLimit {
   /** Its default, in `unit`; text where the default depends on the machine. */
   readonly default: number | string;
   /** What is counted. */
-  readonly unit: "bytes" | "ms" | "connections" | "requests" | "levels" | "values" | "characters" | "streams";
+  readonly unit:
+    | "bytes"
+    | "ms"
+    | "connections"
+    | "requests"
+    | "levels"
+    | "values"
+    | "characters"
+    | "streams";
   /** The listener that applies it. */
   readonly listener: "clients" | "admin";
   /** What a client gets at the limit: an HTTP status, or `close` for a connection that ends. */

@@ -21,17 +21,25 @@ export type ResolvedLimits = Omit<
   readonly requestsPerClient: number;
 };
 
-/** Descriptors that clients cannot take: for the admin routes, health checks, files, and connections that are being refused. */
+/**
+ * Descriptors that clients cannot take: for the admin routes, health checks, files, and connections
+ * that are being refused.
+ */
 const KEPT_DESCRIPTORS = 256;
 /** More connections would need more memory than a proxy has. */
 const MAX_CONNECTIONS = 10_000;
 /** Of systems that do not tell theirs. */
 const USUAL_DESCRIPTORS = 10_240;
 
-/** How many files and sockets this process may open. Node raises its limit to the hard one at the start. */
+/**
+ * How many files and sockets this process may open. Node raises its limit to the hard one at the
+ * start.
+ */
 function descriptorLimit(): number {
   try {
-    const found = /^Max open files\s+(\d+|unlimited)/m.exec(readFileSync("/proc/self/limits", "utf8"))?.[1];
+    const found = /^Max open files\s+(\d+|unlimited)/m.exec(
+      readFileSync("/proc/self/limits", "utf8"),
+    )?.[1];
     return found === undefined || found === "unlimited" ? USUAL_DESCRIPTORS : Number(found);
   } catch {
     return USUAL_DESCRIPTORS;
@@ -39,9 +47,11 @@ function descriptorLimit(): number {
 }
 
 /**
- * Fills in the limits that have no fixed default. Each request needs a descriptor for its client and one for an instance, in push two: so the
- * default is a half or a third of the descriptors, 10,000 at most. One address may have half of the connections, one client half of the requests. A sidecar's only
- * clients are the gateways in front of it: limits per client hold only where `clientHeader` tells the clients behind them apart.
+ * Fills in the limits that have no fixed default. Each request needs a descriptor for its client
+ * and one for an instance, in push two: so the default is a half or a third of the descriptors,
+ * 10,000 at most. One address may have half of the connections, one client half of the requests. A
+ * sidecar's only clients are the gateways in front of it: limits per client hold only where
+ * `clientHeader` tells the clients behind them apart.
  */
 export function resolveLimits(
   settings: Pick<ProxySettings, "limits" | "mode" | "sidecar">,
@@ -65,6 +75,7 @@ export function resolveLimits(
     requestsPerClient: limits.requestsPerClient ?? Math.ceil(requestsInFlight * shareOfClient),
     bodiesPerClientLengthBytes: bodiesPerClientBytes(settings),
     abandonedPrefillMs:
-      limits.abandonedPrefillMs ?? (isOneClient(settings) ? Number.POSITIVE_INFINITY : ABANDONED_PREFILL_MS),
+      limits.abandonedPrefillMs ??
+      (isOneClient(settings) ? Number.POSITIVE_INFINITY : ABANDONED_PREFILL_MS),
   };
 }
