@@ -13,14 +13,10 @@ import { pageCommands } from "./page-commands.js";
  * packages are installed.
  */
 const run = promisify(execFile);
-const files = readdirSync(join(root, "examples")).filter((name) => name.endsWith(".mjs"));
-const programs = files.filter((name) => name !== "engine.mjs");
+const programs = readdirSync(join(root, "examples")).filter(
+  (name) => name.endsWith(".mjs") && name !== "engine.mjs",
+);
 const commands = pageCommands(readPages().pages);
-
-test.each(files)("%s has 60 lines at most", (name) => {
-  const lines = readFileSync(join(root, "examples", name), "utf8").split("\n");
-  expect(lines.length - 1).toBeLessThanOrEqual(60);
-});
 
 describe.each(programs)("%s", (name) => {
   const line = `node examples/${name}`;

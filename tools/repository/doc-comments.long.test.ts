@@ -8,16 +8,15 @@ import { findDefaults } from "./option-defaults.js";
 import { publicProgram } from "./public-program.js";
 import { root } from "./source-files.js";
 
-test("each public name has a doc comment, and each option the @default that the code has", {
+test("each export has a doc comment, and each option the @default that the code has", {
   timeout: 240_000,
 }, () => {
   const program = publicProgram(root);
-  const { undocumented } = findUndocumented(root, program);
+  const undocumented = findUndocumented(root, program);
   expect(undocumented.map(({ place, name }) => `${place}  ${name}`)).toEqual([]);
-  const { findings, total } = findDefaults(root, program);
+  const { findings, compared } = findDefaults(root, program);
   expect(findings).toEqual([]);
-  expect(total.members).toBeGreaterThan(200);
-  expect(total.compared).toBeGreaterThan(60);
+  expect(compared).toBeGreaterThan(60);
 });
 
 const SOURCE = `
@@ -92,22 +91,18 @@ function withPackages<T>(
   }
 }
 
-test("exports and members without a doc comment are found, with their places", () => {
+test("exports without a doc comment are found, with their places", () => {
   const sources = {
     other: "export interface Other {}\n",
     sample: SOURCE,
     secret: "export const bare = 1;\n",
   };
-  const { undocumented } = withPackages(sources, findUndocumented);
+  const undocumented = withPackages(sources, findUndocumented);
 
   const line = ({ place, name }: Undocumented) => `${place} ${name}`;
   expect(undocumented.map(line)).toEqual([
     "packages/other/src/index.ts:1 Other",
-    "packages/sample/src/index.ts:7 Documented.bare",
-    "packages/sample/src/index.ts:8 Documented.method",
     "packages/sample/src/index.ts:10 Bare",
-    "packages/sample/src/index.ts:19 Saying.port",
-    "packages/sample/src/index.ts:29 Sample.method",
     "packages/sample/src/index.ts:34 empty",
     "packages/sample/src/index.ts:35 bareFunction",
   ]);
@@ -136,7 +131,7 @@ export function read({ timeoutMs = USUAL_MS, ...options }: ReadOptions) {
 `;
 
 test("options without @default are found, and those whose code has another default", () => {
-  const { findings, total } = withPackages({ sample: OPTIONS }, (folder) =>
+  const { findings, compared } = withPackages({ sample: OPTIONS }, (folder) =>
     findDefaults(folder, publicProgram(folder)),
   );
   expect(findings).toEqual([
@@ -144,5 +139,5 @@ test("options without @default are found, and those whose code has another defau
     "packages/sample/src/index.ts:12  ReadOptions.place: write the default as @default",
     "packages/sample/src/index.ts:18  ReadOptions.attempts has @default 2, and here 3",
   ]);
-  expect(total).toEqual({ members: 4, compared: 2 });
+  expect(compared).toBe(3);
 });

@@ -5,28 +5,22 @@ import { membersOf, type PublicProgram, placeOf } from "./public-program.js";
 export interface DefaultsReport {
   /** Sentences with the place, the member and what is wrong. */
   readonly findings: readonly string[];
-  readonly total: {
-    /** Optional members of exported `*Options`. */
-    readonly members: number;
-    /** Those whose default in the code is a value, which the tag names. */
-    readonly compared: number;
-  };
+  /** How many defaults of the code were compared with a tag. */
+  readonly compared: number;
 }
 
 /**
- * Looks at each optional member of each exported type whose name ends in `Options`: it has a
- * `@default` tag (`undefined` where nothing happens without it). Where the code takes the member
- * with a default (`{ member = value }` or `options.member ?? value`) that is a number, a text or a
- * boolean, the tag is that value. Comments of other exports do not name a default in prose.
+ * Where the code takes an optional member of an exported `*Options` with a default (`{ member = value }`
+ * or `options.member ?? value`) that is a number, a text or a boolean, the member has a `@default`
+ * tag with that value. No comment of an optional member names its default in prose.
  */
 export function findDefaults(
   base: string,
   { packages, program, checker, exportsOf }: PublicProgram,
 ): DefaultsReport {
   const findings: string[] = [];
-  const tags = new Map<ts.Node, { readonly name: string; readonly text: string }>();
+  const tags = new Map<ts.Node, { readonly name: string; readonly text: string | undefined }>();
   const seen = new Set<ts.Symbol>();
-  let members = 0;
   for (const each of packages.flatMap(exportsOf)) {
     if (seen.has(each)) continue;
     seen.add(each);
@@ -39,10 +33,7 @@ export function findDefaults(
       const comment = ts.displayPartsToString(member.getDocumentationComment(checker));
       if (/\bDefault:? |\bby default\b/.test(comment))
         findings.push(`${placeOf(base, node)}  ${name}: write the default as @default`);
-      if (text !== undefined) tags.set(node, { name, text });
-      if (!each.name.endsWith("Options")) continue;
-      members += 1;
-      if (text === undefined) findings.push(`${placeOf(base, node)}  ${name} has no @default`);
+      tags.set(node, { name, text });
     }
   }
   let compared = 0;
@@ -52,7 +43,11 @@ export function findDefaults(
       const tag = tags.get(node);
       if (tag === undefined || real === undefined) continue;
       compared += 1;
-      if (valueOfTag(tag.text) !== real)
+      if (tag.text === undefined) {
+        // Without "Options" it is data, whose absence says something else.
+        if (/^\w+Options\./.test(tag.name))
+          findings.push(`${placeOf(base, node)}  ${tag.name} has no @default`);
+      } else if (valueOfTag(tag.text) !== real)
         findings.push(
           `${placeOf(base, value)}  ${tag.name} has @default ${tag.text}, and here ${JSON.stringify(real)}`,
         );
@@ -73,7 +68,7 @@ export function findDefaults(
   };
   for (const file of program.getSourceFiles())
     if (!file.isDeclarationFile && !file.fileName.includes("/node_modules/")) visit(file);
-  return { findings: findings.sort(), total: { members, compared } };
+  return { findings: [...new Set(findings)].sort(), compared };
 }
 
 function defaultTag(member: ts.Symbol, checker: ts.TypeChecker): string | undefined {
