@@ -7,11 +7,14 @@ export {
   type HeadRange,
   headsInRegion,
   registerCacheSemantics,
-} from "./contents/cache-semantics.js";
-export { type DescriptorLookup, descriptorLookup, type MemoryPlace } from "./descriptor-lookup.js";
-export { mergedDescriptorCount } from "./merged-descriptors.js";
+} from "./cache-semantics.js";
+export {
+  type DescriptorLookup,
+  descriptorLookup,
+  type MemoryPlace,
+  mergedDescriptorCount,
+} from "./descriptors.js";
 export { type BlockTokens, type NeededTokens, neededTokens } from "./needed-tokens.js";
-export { type BlockPass, passByBlock } from "./pass-effect.js";
 export {
   PLAN_FAULT_KINDS,
   type PlanFault,
@@ -26,4 +29,5 @@ export {
   proveEnginePlans,
   provePlan,
 } from "./prove-plan.js";
+export { type BlockPass, passByBlock } from "./prove-request.js";
 export { sampleRequests } from "./sample-requests.js";

@@ -1,6 +1,6 @@
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
-import { cacheSemantics, tokensInBlock } from "./contents/cache-semantics.js";
+import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 import { fail } from "./proof-result.js";
 
 /** Blocks of a group on one rank, and the token of the sequence with which each begins. */

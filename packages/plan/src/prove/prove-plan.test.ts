@@ -121,6 +121,35 @@ describe("reports the first fault and its place", () => {
     expect(fault.message).toMatch(/^head 0, token 0 .* comes from head 2, token 0/);
   });
 
+  test("bytes from another layer's page of a packed row", () => {
+    const local = sampleRank();
+    const [first] = local.regions as [RankGeometry["regions"][number]];
+    const { blockLengthBytes: lengthBytes } = first;
+    const row = { blockLengthBytes: 2 * lengthBytes, blockStrideBytes: 2 * lengthBytes };
+    const remote: RankGeometry = {
+      ...local,
+      regions: [{ ...first, ...row }],
+      packedMembers: {
+        "layer.0": { offsetBytes: 0, lengthBytes },
+        "layer.1": { offsetBytes: lengthBytes, lengthBytes },
+      },
+    };
+    const sound = buildEngineTransferPlan(samplePair(local, remote));
+    const proof = (given: EngineTransferPlan) =>
+      provePlan(given, { remotes: [remote], numKvHeads: 4 });
+    expect(proof(sound)).toMatchObject({ proven: true });
+    const [source] = sound.sources as [SourcePlan];
+    const lists = source.lists.map(({ localTable, remoteTable, ...list }) => {
+      const rows = remoteTable.rows.slice();
+      // The rows of the second layer begin where those of the first do.
+      rows[5] = rows[0] as number;
+      return { ...list, localTable, remoteTable: { ...remoteTable, rows } };
+    });
+    expect(proof({ ...sound, sources: [{ ...source, lists }] })).toMatchObject({
+      fault: { kind: "wrong-source", at: { region: "layer.1", offset: 0 } },
+    });
+  });
+
   test("a byte that is not written or written twice", () => {
     const fewer = withReads((read) => ({
       localIds: read.localIds.slice(1),

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
-import { cacheSemantics, tokensInBlock } from "./contents/cache-semantics.js";
+import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
 /**
  * The most logical blocks, of the side with the larger ones: enough for every pattern, and few

@@ -10,7 +10,7 @@ import {
   type RankGeometry,
   type TransferList,
 } from "../../src/index.js";
-import { mergedDescriptorCount } from "../../src/prove/merged-descriptors.js";
+import { mergedDescriptorCount } from "../../src/prove/descriptors.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
 

@@ -104,6 +104,13 @@ const pass =
     return undefined;
   };
 
+/** Whether the finished blocks would differ without the pass of a group. */
+const isNeeded = (group: ReceivePassGroup, plan: EngineTransferPlan) =>
+  group.zeroBlockIds.length > 0 ||
+  group.leadingBlock !== undefined ||
+  group.partialBlock !== undefined ||
+  (group.permuteBlockIds.length > 0 && orderMatters(plan));
+
 /** Moves the end of the zeroed tokens before a window by this many tokens. */
 const lead = (group: ReceivePassGroup, by: number): ReceivePassGroup | undefined => {
   const { leadingBlock } = group;
@@ -294,14 +301,20 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   "there is no receive pass": (sound, pick) => {
     const rank = pick(sound.requests.length);
     const [plan, pass] = [sound.plans[rank], sound.requests[rank]?.receivePass];
-    const needed = pass?.groups.some(
-      (group) =>
-        group.zeroBlockIds.length > 0 ||
-        group.leadingBlock !== undefined ||
-        group.partialBlock !== undefined ||
-        (group.permuteBlockIds.length > 0 && plan !== undefined && orderMatters(plan)),
-    );
-    return needed === true ? withRequest(sound, rank, { receivePass: undefined }) : undefined;
+    if (plan === undefined || !pass?.groups.some((group) => isNeeded(group, plan)))
+      return undefined;
+    return withRequest(sound, rank, { receivePass: undefined });
+  },
+  "the pass leaves out a region": (sound, pick) => {
+    const rank = pick(sound.requests.length);
+    const [plan, pass] = [sound.plans[rank], sound.requests[rank]?.receivePass];
+    const needed = plan && pass?.groups.find((group) => isNeeded(group, plan));
+    if (plan === undefined || needed === undefined) return undefined;
+    return withPlan(sound, rank, {
+      regionsOfGroup: plan.regionsOfGroup.map((regions, group) =>
+        group === needed.group ? regions.slice(1) : regions,
+      ),
+    });
   },
   "the pass sees another number of parts": (sound, pick) => {
     const rank = pick(sound.plans.length);

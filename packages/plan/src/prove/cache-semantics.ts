@@ -1,5 +1,5 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /**
  * The semantics of a kind of cache that a proof needs: how ranks share it, and the part of a
