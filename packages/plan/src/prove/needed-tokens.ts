@@ -38,157 +38,96 @@ export function neededTokens(
   model: ModelGeometry,
   blocks: RequestBlocks,
 ): NeededTokens {
-  const localIds = blocks.localBlockIds[group] ?? [];
-  const remoteIds = blocks.remoteBlockIds[group] ?? [];
-  const what = `group ${group}`;
   const [remote] = remotes;
   const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined)
-    return fail("request-tables", `${what} is of the unknown kind "${model.groups[group]}"`);
+    return fail("request-tables", `group ${group} is of the unknown kind "${model.groups[group]}"`);
   if (remote === undefined)
-    return fail("request-tables", `${what}: the plan reads from no remote rank`);
-  if (kind.lists === "last")
-    return tokenlessBlocks(group, kind.sharing === "state", {
-      local,
-      remotes,
-      localIds,
-      remoteIds,
-    });
+    return fail("request-tables", `group ${group}: the plan reads from no remote rank`);
 
-  const logical = (rank: RankGeometry, other: RankGeometry) =>
-    tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
-  const [localTokens, remoteTokens] = [logical(local, remote), logical(remote, local)];
-  const { numTokens } = blocks;
-  const [localDcp, remoteDcp] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
-  const windowed = kind.lists === "window";
-  const [localBegin, remoteBegin] = listBegins(blocks, group, windowed, {
-    local: { tokens: localTokens, length: localIds.length, dcp: localDcp },
-    remote: { tokens: remoteTokens, length: remoteIds.length, dcp: remoteDcp },
-  });
-  const tokensOf = (
-    rank: RankGeometry,
-    dcp: number,
-    begin: number,
-    ids: readonly number[],
-    perBlock: number,
-  ) => {
-    // The blocks of a sequence go in turn to the ranks of a DCP group.
-    const first = begin + (rank.tpRank % dcp) * perBlock;
-    return expanded(rank, ids, (index) => first + index * dcp * perBlock, perBlock);
+  const listOf = (rank: RankGeometry, other: RankGeometry, ids: readonly number[] = []) => {
+    const kernelBlocks = kind.sharing === "state" ? 1 : rank.physicalBlocksPerLogical;
+    // A block without tokens counts as one token.
+    if (kind.lists === "last") return { rank, ids, kernelBlocks, tokens: kernelBlocks, dcp: 1 };
+    const tokens = tokensInBlock(rank, group, other) * kernelBlocks;
+    return { rank, ids, kernelBlocks, tokens, dcp: rank.dcpSize ?? 1 };
   };
+  const mine = listOf(local, remote, blocks.localBlockIds[group]);
+  const theirs = remotes.map((rank) => listOf(rank, local, blocks.remoteBlockIds[group]));
+  const [their] = theirs as [BlockList];
+  const [localBegin, remoteBegin] = listBegins(kind.lists, mine, their, group, blocks);
+  const end = remoteBegin + their.ids.length * their.tokens * their.dcp;
   return {
     group,
-    local: blockTokens(
-      `${what}: local`,
-      tokensOf(local, localDcp, localBegin, localIds, localTokens),
-    ),
-    remotes: remotes.map((rank) =>
-      blockTokens(
-        `${what}: remote`,
-        tokensOf(rank, remoteDcp, remoteBegin, remoteIds, remoteTokens),
-      ),
-    ),
+    local: blockTokens(`group ${group}: local`, mine, localBegin),
+    remotes: theirs.map((list) => blockTokens(`group ${group}: remote`, list, remoteBegin)),
     fromToken: Math.max(0, localBegin, remoteBegin),
-    endToken: Math.min(
-      numTokens ?? Number.POSITIVE_INFINITY,
-      remoteBegin + remoteIds.length * remoteTokens * remoteDcp,
-    ),
+    endToken: kind.lists === "last" ? end : Math.min(blocks.numTokens ?? end, end),
   };
 }
 
+/** The list of a group's blocks on one rank. */
 interface BlockList {
+  readonly rank: RankGeometry;
+  readonly ids: readonly number[];
+  /** Of a logical block. */
+  readonly kernelBlocks: number;
+  /** Of a logical block. */
   readonly tokens: number;
-  readonly length: number;
   readonly dcp: number;
 }
 
 /**
  * The tokens with which both lists begin. The local list begins after `localComputedBlocks`, and
- * the remote list at the begin of the sequence. The lists of a window end where the sequence ends.
- */
-function listBegins(
-  { numTokens, localComputedBlocks }: RequestBlocks,
-  group: number,
-  windowed: boolean,
-  { local, remote }: { readonly local: BlockList; readonly remote: BlockList },
-): readonly [local: number, remote: number] {
-  const begin = ({ tokens, length, dcp }: BlockList) =>
-    (Math.ceil((numTokens as number) / (tokens * dcp)) - length) * tokens * dcp;
-  const remoteBegin = windowed && numTokens !== undefined ? begin(remote) : 0;
-  const computed = windowed ? undefined : localComputedBlocks?.[group];
-  let localBegin = 0;
-  if (computed !== undefined) localBegin = computed * local.tokens * local.dcp;
-  else if (numTokens !== undefined) localBegin = begin(local);
-  else if (local.tokens === remote.tokens && local.dcp === remote.dcp)
-    localBegin = (remote.length - local.length) * local.tokens * local.dcp;
-  return [localBegin, remoteBegin];
-}
-
-/**
- * Blocks without tokens: both lists end together. A state may have one more local block, which the
+ * the remote list at the begin of the sequence. The lists of a window end where the sequence ends,
+ * and those of blocks without tokens end together; a state may have one more local block, which the
  * local engine computes itself.
  */
-function tokenlessBlocks(
+function listBegins(
+  lists: "sequence" | "window" | "last",
+  local: BlockList,
+  remote: BlockList,
   group: number,
-  isState: boolean,
-  given: {
-    readonly local: RankGeometry;
-    readonly remotes: readonly RankGeometry[];
-    readonly localIds: readonly number[];
-    readonly remoteIds: readonly number[];
-  },
-): NeededTokens {
-  const { localIds, remoteIds, local, remotes } = given;
-  const paired = Math.min(localIds.length, remoteIds.length);
-  const list = (rank: RankGeometry, ids: readonly number[], begin: number) =>
-    isState
-      ? { blocks: ids, tokens: ids.map((_, index) => begin + index) }
-      : expanded(
-          rank,
-          ids,
-          (index) => (begin + index) * rank.physicalBlocksPerLogical,
-          rank.physicalBlocksPerLogical,
-        );
-  const per = isState ? 1 : local.physicalBlocksPerLogical;
-  return {
-    group,
-    local: blockTokens(`group ${group}: local`, list(local, localIds, 0)),
-    remotes: remotes.map((rank) =>
-      blockTokens(`group ${group}: remote`, list(rank, remoteIds, paired - remoteIds.length)),
-    ),
-    fromToken: 0,
-    endToken: paired * per,
-  };
+  { numTokens, localComputedBlocks }: RequestBlocks,
+): readonly [local: number, remote: number] {
+  const [held, wanted] = [remote.ids.length, local.ids.length];
+  if (lists === "last") return [0, (Math.min(wanted, held) - held) * remote.tokens];
+  const begin = ({ ids, tokens, dcp }: BlockList, count: number) =>
+    (Math.ceil(count / (tokens * dcp)) - ids.length) * tokens * dcp;
+  const isWindow = lists === "window";
+  const remoteBegin = isWindow && numTokens !== undefined ? begin(remote, numTokens) : 0;
+  const computed = isWindow ? undefined : localComputedBlocks?.[group];
+  if (computed !== undefined) return [computed * local.tokens * local.dcp, remoteBegin];
+  if (numTokens !== undefined) return [begin(local, numTokens), remoteBegin];
+  const isAlike = local.tokens === remote.tokens && local.dcp === remote.dcp;
+  return [isAlike ? (held - wanted) * local.tokens * local.dcp : 0, remoteBegin];
 }
 
-/** Logical blocks as kernel blocks, each with its first token. */
-function expanded(
-  { physicalBlocksPerLogical: per }: RankGeometry,
-  ids: readonly number[],
-  begin: (index: number) => number,
-  tokens: number,
-): { readonly blocks: readonly number[]; readonly tokens: readonly number[] } {
-  const [blocks, firsts]: [number[], number[]] = [[], []];
+/** The kernel blocks of a list with their first tokens; the list begins with token `begin`. */
+function blockTokens(
+  what: string,
+  { rank, ids, kernelBlocks, tokens: perBlock, dcp }: BlockList,
+  begin: number,
+): BlockTokens {
+  const blocks: number[] = [];
+  const tokens: number[] = [];
+  const position = new Map<number, number>();
   for (const [index, id] of ids.entries()) {
-    for (let part = 0; part < per; part++) {
-      blocks.push(id * per + part);
-      firsts.push(begin(index) + (part * tokens) / per);
+    // The blocks of a sequence go in turn to the ranks of a DCP group.
+    const first = begin + (index * dcp + (rank.tpRank % dcp)) * perBlock;
+    for (let part = 0; part < kernelBlocks; part++) {
+      const block = id * kernelBlocks + part;
+      const before = position.get(block);
+      if (before !== undefined)
+        fail("request-tables", `${what} block ${block} is listed twice`, {
+          block,
+          before,
+          position: blocks.length,
+        });
+      position.set(block, blocks.length);
+      blocks.push(block);
+      tokens.push(first + (part * perBlock) / kernelBlocks);
     }
   }
-  return { blocks, tokens: firsts };
-}
-
-function blockTokens(what: string, list: Omit<BlockTokens, "position">): BlockTokens {
-  const position = new Map<number, number>();
-  for (const [index, block] of list.blocks.entries()) {
-    const before = position.get(block);
-    if (before !== undefined)
-      fail("request-tables", `${what} block ${block} is listed twice`, {
-        block,
-        before,
-        position: index,
-      });
-    position.set(block, index);
-  }
-  return { ...list, position };
+  return { blocks, tokens, position };
 }

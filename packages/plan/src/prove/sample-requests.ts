@@ -19,65 +19,53 @@ const DESCRIPTORS = 20_000;
 /**
  * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the
  * pools, a partial last block, a prefix hit, and a window whose first blocks the remote has freed.
- * Errors: `KV_PLAN_INVALID` for caches that are too small for a request.
+ *
+ * @throws `KV_PLAN_INVALID` for caches that are too small for a request.
  */
 export function sampleRequests(
   plan: EngineTransferPlan,
 ): readonly { readonly blocks: RequestBlocks }[] {
-  const [localTokens, remoteTokens] = [
-    logicalTokens(plan, plan.local, plan.remote),
-    logicalTokens(plan, plan.remote, plan.local),
-  ];
-  const [localPool, remotePool] = [poolOf(plan.local), poolOf(plan.remote)];
-  const groups = plan.groups.length;
-  const pieces =
-    plan.segments.reduce((sum, segment) => sum + segment.localParts, 0) * plan.sources.length;
+  const { local, remote, segments, sources } = plan;
+  const lists = plan.groups.map((kind) => cacheSemantics(kind)?.lists);
+  const groups = lists.length;
+  const sides = [sideOf(local, remote, lists), sideOf(remote, local, lists)] as const;
+  const [mine, theirs] = sides;
+  const pieces = segments.reduce((sum, { localParts }) => sum + localParts, 0) * sources.length;
   const perBlock =
-    pieces * Math.max(plan.local.physicalBlocksPerLogical, plan.remote.physicalBlocksPerLogical);
+    pieces * Math.max(local.physicalBlocksPerLogical, remote.physicalBlocksPerLogical);
   const sampled = Math.max(FEWEST_BLOCKS, Math.min(BLOCKS, Math.floor(DESCRIPTORS / perBlock)));
   const room = Math.min(
-    sampled * Math.max(localTokens, remoteTokens),
-    Math.floor(localPool / groups) * localTokens,
-    Math.floor(remotePool / groups) * remoteTokens,
+    sampled * Math.max(mine.tokens, theirs.tokens),
+    ...sides.map(({ pool, tokens }) => Math.floor(pool / groups) * tokens),
   );
   if (room === 0) {
+    const [localPool, remotePool] = [mine.pool, theirs.pool];
     throw new KvError(
       "KV_PLAN_INVALID",
       `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups needs one`,
       { hint: "give both engines more blocks", details: { localPool, remotePool, groups } },
     );
   }
-  const tokens = [room, Math.max(1, room - 1), Math.max(1, room - Math.ceil(localTokens / 2))];
-  return tokens.flatMap((numTokens) =>
-    [false, true].map((scattered) => {
-      const table =
-        (rank: RankGeometry, other: RankGeometry, pool: number) =>
-        (kind: string, group: number) => {
-          const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
-          const isTokenless = cacheSemantics(kind)?.lists === "last";
+
+  const counts = [room, Math.max(1, room - 1), Math.max(1, room - Math.ceil(mine.tokens / 2))];
+  return counts.flatMap((numTokens) =>
+    [false, true].map((isScattered) => {
+      const third = (ids: readonly number[], group: number, kind: string) =>
+        isScattered && lists[group] === kind ? Math.floor(ids.length / 3) : 0;
+      const [locals, remotes] = sides.map(({ blockTokens, pool }) =>
+        lists.map((kind, group) => {
           // The blocks of a window may be so small that the pool cannot hold the whole sequence:
           // then as many as fit, from its end.
-          const count = isTokenless
-            ? 1
-            : Math.min(Math.ceil(numTokens / blockTokens), Math.floor(pool / groups));
-          return scattered
-            ? fromTheEnd(pool, groups, group, count)
-            : consecutive(groups, group, count, pool);
-        };
-      const { local, remote } = plan;
-      const locals = plan.groups.map(table(local, remote, localPool));
-      const remotes = plan.groups.map(table(remote, local, remotePool));
-      const computed = locals.map((ids, group) => {
-        const sequence = cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence";
-        return scattered && sequence ? Math.floor(ids.length / 3) : 0;
-      });
+          const all = Math.ceil(numTokens / (blockTokens[group] as number));
+          const count = kind === "last" ? 1 : Math.min(all, Math.floor(pool / groups));
+          return blocksOfPool(pool, groups, group, count, isScattered);
+        }),
+      ) as [number[][], number[][]];
+      const computed = locals.map((ids, group) => third(ids, group, "sequence"));
       return {
         blocks: {
           localBlockIds: locals.map((ids, group) => ids.slice(computed[group])),
-          remoteBlockIds: remotes.map((ids, group) => {
-            const windowed = cacheSemantics(plan.groups[group] ?? "")?.lists === "window";
-            return scattered && windowed ? ids.slice(Math.floor(ids.length / 3)) : ids;
-          }),
+          remoteBlockIds: remotes.map((ids, group) => ids.slice(third(ids, group, "window"))),
           numTokens,
           localComputedBlocks: computed,
         },
@@ -86,33 +74,32 @@ export function sampleRequests(
   );
 }
 
-/** The fewest tokens in a logical block, among groups whose lists hold the whole sequence. */
-function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: RankGeometry): number {
-  const whole = [...plan.groups.keys()].filter(
-    (group) => cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence",
-  );
-  const tokens = whole.map((group) => tokensInBlock(rank, group, other));
-  return (
-    (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) *
-    rank.physicalBlocksPerLogical
-  );
+function sideOf(rank: RankGeometry, other: RankGeometry, lists: readonly unknown[]) {
+  const { physicalBlocksPerLogical: per, kernelBlockSize, regions } = rank;
+  const blockTokens = lists.map((_, group) => tokensInBlock(rank, group, other) * per);
+  const whole = blockTokens.filter((_, group) => lists[group] === "sequence");
+  return {
+    /** Logical blocks. */
+    pool: Math.floor(Math.min(...regions.map(({ numBlocks }) => numBlocks)) / per),
+    /** Of a logical block, by group. */
+    blockTokens,
+    /** The fewest in a logical block, among groups whose lists hold the whole sequence. */
+    tokens: whole.length === 0 ? kernelBlockSize * per : Math.min(...whole),
+  };
 }
 
-function poolOf(rank: RankGeometry): number {
-  return Math.floor(
-    Math.min(...rank.regions.map((region) => region.numBlocks)) / rank.physicalBlocksPerLogical,
-  );
-}
-
-/** Groups take disjoint parts of the pool: they may share regions. */
-function consecutive(groups: number, group: number, count: number, pool: number): number[] {
+/** Groups take disjoint parts of the pool: they may share regions. Scattered: from the end on. */
+function blocksOfPool(
+  pool: number,
+  groups: number,
+  group: number,
+  count: number,
+  isScattered: boolean,
+): number[] {
   const first = Math.floor((group * pool) / groups);
-  return Array.from({ length: count }, (_, index) => first + index);
-}
-
-function fromTheEnd(pool: number, groups: number, group: number, count: number): number[] {
-  const own = Math.floor(pool / groups);
-  const step = Math.max(1, Math.floor(own / count));
   const last = Math.floor(((group + 1) * pool) / groups) - 1;
-  return Array.from({ length: count }, (_, index) => last - index * step);
+  const step = Math.max(1, Math.floor(Math.floor(pool / groups) / count));
+  return Array.from({ length: count }, (_, index) =>
+    isScattered ? last - index * step : first + index,
+  );
 }
