@@ -1,5 +1,6 @@
 import type { KvCacheKind } from "@kv/interface";
-import type { BuildPlanOptions } from "./engine/engine-plan.js";
+import { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
+import type { EngineTransferPlan } from "./engine/engine-plan-types.js";
 import type { RankGeometry } from "./geometry/rank-geometry.js";
 
 /** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */
@@ -36,4 +37,14 @@ export function samplePair(
   groups: readonly KvCacheKind[] = ["full"],
 ): BuildPlanOptions {
   return { local, remotes: [remote], numKvHeads: 4, groups };
+}
+
+/** The plan of a sample pair, whose ranks have these changes. */
+export function samplePlan(
+  local: Parameters<typeof sampleRank>[0] = {},
+  remote: Parameters<typeof sampleRank>[0] = {},
+  options: Partial<BuildPlanOptions> = {},
+): EngineTransferPlan {
+  const pair = samplePair(sampleRank(local), sampleRank(remote));
+  return buildEngineTransferPlan({ ...pair, ...options });
 }

@@ -73,31 +73,26 @@ export function failureTests(
           await fixture.until("it has arrived", () => decode.received.has(requestId));
         decode.finish(running, "aborted");
       }
-      await fixture.until("the prefill side has freed its blocks", () =>
-        fixture.prefill().sent.has(requestId),
-      );
+      await fixture.freed(requestId);
     }
     await fixture.expectIdle();
   });
 
   test("outputs with unknown request ids have no effect", async () => {
-    for (const { end } of [fixture.prefill(), fixture.decode()]) {
-      const failedReceiving = [
-        {
-          requestId: "unknown",
-          code: "KV_TRANSFER_FAILED",
-          message: "m",
-          failureType: "transfer_failed",
-        } as const,
-      ];
-      const output = {
-        finishedSending: ["unknown"],
-        finishedReceiving: ["unknown"],
-        failedReceiving,
+    const requestId = "unknown";
+    const failure = {
+      requestId,
+      code: "KV_TRANSFER_FAILED",
+      message: "m",
+      failureType: "transfer_failed",
+    } as const;
+    for (const { end } of [fixture.prefill(), fixture.decode()])
+      end.scheduler.applyWorkerOutput({
+        finishedSending: [requestId],
+        finishedReceiving: [requestId],
+        failedReceiving: [failure],
         failedBlockIds: [],
-      };
-      end.scheduler.applyWorkerOutput(output);
-    }
+      });
     const decode = fixture.decode();
     const unseen = decode.request("never-seen", blocks(1), undefined);
     expect(decode.end.scheduler.requestFinished(unseen, [], "aborted")).toMatchObject({
@@ -120,8 +115,7 @@ export function failureTests(
       await fixture.rounds(1);
     }
     const fresh = await fixture.prefilled("cmpl-after", blocks(2), 41);
-    const running = decode.admit(decode.request("cmpl-after", blocks(2), fresh.params), 0);
-    await fixture.until("the valid one has arrived", () => decode.received.has("cmpl-after"));
+    const running = await fixture.received(fresh);
     fixture.expectArrived(fresh, running);
     decode.finish(running, "stopped");
   });

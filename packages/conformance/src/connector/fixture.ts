@@ -33,6 +33,10 @@ export interface Fixture {
   eventually(condition: string, predicate: () => boolean): Promise<void>;
   /** Computes a prompt on the prefill side, which keeps its blocks. */
   prefilled(requestId: string, numTokens: number, seed: number): Promise<Prefilled>;
+  /** Admits a prompt on the decode side, and waits until its KV has arrived. */
+  received(prompt: Prefilled, numComputedTokens?: number): Promise<RunningRequest>;
+  /** Waits until the prefill side has freed the blocks of a request. */
+  freed(requestId: string): Promise<void>;
   /** Throws unless the blocks hold the KV of `prompt` from token `fromToken` on. */
   expectArrived(prompt: Prefilled, running: RunningRequest, fromToken?: number): void;
   /** Closes the connectors of both engines while time passes. */
@@ -132,6 +136,15 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
       expect(params.do_remote_prefill).toBe(true);
       return { requestId, numTokens, seed, blockIds: running.blockIds, params };
     },
+    async received({ requestId, numTokens, params }, numComputedTokens = 0) {
+      const engine = self.decode();
+      const running = engine.admit(engine.request(requestId, numTokens, params), numComputedTokens);
+      expect(running.externalTokens).toBe(numTokens - numComputedTokens);
+      await self.until("the prompt has arrived", () => engine.received.has(requestId));
+      return running;
+    },
+    freed: (requestId) =>
+      self.until("the prefill side has freed its blocks", () => self.prefill().sent.has(requestId)),
     expectArrived(prompt, running, fromToken = 0) {
       const engine = self.decode();
       const { compare } = self.pair();

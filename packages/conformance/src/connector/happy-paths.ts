@@ -13,13 +13,10 @@ export function happyPathTests(fixture: Fixture): void {
       tokens: blocks(4),
       async: true,
     });
-    const running = decode.admit(request, 0);
-    await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-1"));
+    const running = await fixture.received(prompt);
     expect([...decode.failed.values()]).toEqual([]);
     fixture.expectArrived(prompt, running);
-    await fixture.until("the prefill side has freed its blocks", () =>
-      fixture.prefill().sent.has("cmpl-1"),
-    );
+    await fixture.freed("cmpl-1");
     expect(decode.finish(running, "stopped")).toBeUndefined();
     await fixture.expectIdle();
     expect(decode.failedBlockIds.size).toBe(0);
@@ -28,12 +25,9 @@ export function happyPathTests(fixture: Fixture): void {
   test("a prompt that does not fill its last block", async () => {
     const numTokens = blocks(2) + 1;
     const prompt = await fixture.prefilled("cmpl-2", numTokens, 2);
-    const decode = fixture.decode();
-    const running = decode.admit(decode.request("cmpl-2", numTokens, prompt.params), 0);
-    expect(running.externalTokens).toBe(numTokens);
-    await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-2"));
+    const running = await fixture.received(prompt);
     fixture.expectArrived(prompt, running);
-    decode.finish(running, "length");
+    fixture.decode().finish(running, "length");
     await fixture.expectIdle();
   });
 
@@ -59,9 +53,7 @@ export function happyPathTests(fixture: Fixture): void {
     expect(running.externalTokens).toBe(0);
     decode.compute(running.blockIds, 44);
     const before = running.blockIds.flat().map((id) => decode.block(0, 0, id).slice());
-    await fixture.until("the prefill side has freed its blocks", () =>
-      fixture.prefill().sent.has("cmpl-4"),
-    );
+    await fixture.freed("cmpl-4");
     expect(running.blockIds.flat().map((id) => decode.block(0, 0, id))).toEqual(before);
     decode.finish(running, "stopped");
     await fixture.expectIdle();
@@ -93,17 +85,13 @@ export function happyPathTests(fixture: Fixture): void {
   });
 
   test("reused blocks carry the bytes of the later request", async () => {
-    const decode = fixture.decode();
     for (let round = 0; round < 6; round++) {
       const requestId = `cmpl-again-${round}`;
       const prompt = await fixture.prefilled(requestId, blocks(4), 20 + round);
-      const running = decode.admit(decode.request(requestId, blocks(4), prompt.params), 0);
-      await fixture.until("the prompt has arrived", () => decode.received.has(requestId));
+      const running = await fixture.received(prompt);
       fixture.expectArrived(prompt, running);
-      decode.finish(running, "stopped");
-      await fixture.until("the prefill side has freed its blocks", () =>
-        fixture.prefill().sent.has(requestId),
-      );
+      fixture.decode().finish(running, "stopped");
+      await fixture.freed(requestId);
     }
     await fixture.expectIdle();
   });

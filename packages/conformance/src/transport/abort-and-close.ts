@@ -1,29 +1,28 @@
-import { KvError, type Transfer } from "@kv/interface";
+import { KvError, type Transfer, type TransferRequest } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
 import {
   blockPair,
-  blocksOf,
+  blockTable,
   bytes,
+  expectBytes,
   type Fixture,
   fulfilled,
-  nextOf,
+  idsBelow,
+  nextText,
   pattern,
   readOf,
-  text,
 } from "./fixture.js";
 
 export function abortAndCloseTests(fixture: Fixture): void {
-  const { waitFor } = fixture;
+  const { waitFor, rejects } = fixture;
   const lengthBytes = (): number => fixture.options.bigLengthBytes ?? 32 << 20;
 
-  async function bigTransfer(give: {
-    signal?: AbortSignal;
-    timeoutMs?: number;
-    notification?: Uint8Array;
-  }) {
+  async function bigTransfer(
+    give: Pick<TransferRequest, "signal" | "timeoutMs" | "notification"> = {},
+  ) {
     const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes(), 4096);
-    const ids = Int32Array.from({ length: lengthBytes() / 4096 }, (_, index) => index);
+    const ids = idsBelow(lengthBytes() / 4096);
     const transfer = reader.agent.transfer({ ...readOf({ local, remote }, ids), ...give });
     return { reader, owner, local, transfer };
   }
@@ -50,15 +49,11 @@ export function abortAndCloseTests(fixture: Fixture): void {
     const arrived = owner.agent.notifications();
     for (let round = 0; round < 20; round++) {
       await waitFor(reader.agent.notify(owner.agent.name, bytes(`marker ${round}`)));
-      const first = text((await nextOf(fixture, arrived)).payload);
-      if (round === 0 && outcome === "done") {
-        expect(first).toBe("notification");
-        expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker 0");
-      } else expect(first).toBe(`marker ${round}`);
+      if (round === 0 && outcome === "done")
+        expect(await nextText(fixture, arrived)).toBe("notification");
+      expect(await nextText(fixture, arrived)).toBe(`marker ${round}`);
     }
-    expect(Buffer.compare(reader.memory.bytes, Buffer.alloc(reader.memory.lengthBytes, 0xee))).toBe(
-      0,
-    );
+    expectBytes(reader.memory.bytes, Buffer.alloc(reader.memory.lengthBytes, 0xee));
     expect(reader.agent.telemetry().transfersInFlight).toBe(0);
   }
 
@@ -114,23 +109,16 @@ export function abortAndCloseTests(fixture: Fixture): void {
   test("the memory of an aborted transfer stays in use until it is released", async () => {
     const controller = new AbortController();
     const { reader, local, transfer } = await bigTransfer({ signal: controller.signal });
-    const { done, released } = transfer;
-    const wasReleased = fulfilled(released);
+    const wasReleased = fulfilled(transfer.released);
     controller.abort();
-    const closed = local.close();
-    let early = false;
-    void closed.then(() => {
-      early = !wasReleased();
-    });
-    await waitFor(done.catch(() => {}));
-    await waitFor(closed);
-    expect(early).toBe(false);
-    expect(wasReleased()).toBe(true);
+    const whenClosed = local.close().then(wasReleased);
+    await waitFor(transfer.done.catch(() => {}));
+    expect(await waitFor(whenClosed)).toBe(true);
     await waitFor(reader.registration.close());
   });
 
   test("closing an agent with transfers in flight settles and releases them", async () => {
-    const { reader, transfer } = await bigTransfer({});
+    const { reader, transfer } = await bigTransfer();
     const outcome = outcomeOf(transfer);
     const wasReleased = fulfilled(transfer.released);
     await waitFor(reader.agent.close());
@@ -145,18 +133,20 @@ export function abortAndCloseTests(fixture: Fixture): void {
     const metadata = await waitFor(owner.agent.localMetadata());
     await Promise.all([waitFor(agent.close()), waitFor(agent.close())]);
     await waitFor(agent.close());
-    const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectError(() => agent.register(memory), "KV_AGENT_CLOSED");
-    await expectError(() => agent.localMetadata(), "KV_AGENT_CLOSED");
-    await expectError(() => agent.addRemote(metadata), "KV_AGENT_CLOSED");
-    await expectError(() => agent.removeRemote(owner.agent.name), "KV_AGENT_CLOSED");
-    await expectError(() => agent.prepareLocal(table), "KV_AGENT_CLOSED");
-    await expectError(() => agent.prepareRemote(owner.agent.name, table), "KV_AGENT_CLOSED");
-    await expectError(() => agent.notify(owner.agent.name, bytes("x")), "KV_AGENT_CLOSED");
-    expectThrown(
-      () => agent.transfer(readOf({ local, remote }, Int32Array.of(0))),
-      "KV_AGENT_CLOSED",
-    );
+    const table = blockTable(memory, 1024);
+    const peer = owner.agent.name;
+    for (const call of [
+      () => agent.register(memory),
+      () => agent.localMetadata(),
+      () => agent.addRemote(metadata),
+      () => agent.removeRemote(peer),
+      () => agent.prepareLocal(table),
+      () => agent.prepareRemote(peer, table),
+      () => agent.notify(peer, bytes("x")),
+    ])
+      await expectError(call, "KV_AGENT_CLOSED");
+    const request = readOf({ local, remote }, idsBelow(1));
+    expectThrown(() => agent.transfer(request), "KV_AGENT_CLOSED");
     await waitFor(local.close());
     await waitFor(remote.close());
     await waitFor(reader.registration.close());
@@ -171,8 +161,8 @@ export function abortAndCloseTests(fixture: Fixture): void {
     await waitFor(agent.register(memory));
     await waitFor(transport.close());
     await waitFor(transport.close());
-    await expectError(
-      () => waitFor(transport.createAgent({ ...fixture.options.agentOptions })),
+    await rejects(
+      () => transport.createAgent({ ...fixture.options.agentOptions }),
       "KV_TRANSPORT_CLOSED",
     );
     await expectError(() => agent.localMetadata(), "KV_AGENT_CLOSED");

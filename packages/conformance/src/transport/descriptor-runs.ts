@@ -2,9 +2,11 @@ import { type DescriptorPairs, type DescriptorRuns, descriptorPairs } from "@kv/
 import { expect, test } from "vitest";
 import {
   blockPair,
+  bytes,
+  expectBytes,
   type Fixture,
   introduced,
-  nextOf,
+  nextText,
   operations,
   pattern,
   prepare,
@@ -46,12 +48,10 @@ export function descriptorRunTests(fixture: Fixture): void {
       const expected = await after(descriptorPairs({ runs }));
       const moved = await after({ runs });
       for (const [side, bytes] of moved.entries()) {
-        expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
+        expectBytes(bytes, expected[side] as Uint8Array);
       }
       const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
-      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(
-        0,
-      );
+      expectBytes(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2));
       expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(
         0,
       );
@@ -75,7 +75,7 @@ export function descriptorRunTests(fixture: Fixture): void {
       const pairs = descriptorPairs(spelling);
       const expected = await after(pairs);
       expect(Buffer.compare(expected, pattern(32_768, 2))).not.toBe(0);
-      expect(Buffer.compare(await after(spelling), expected)).toBe(0);
+      expectBytes(await after(spelling), expected);
     }
   });
 
@@ -88,15 +88,14 @@ export function descriptorRunTests(fixture: Fixture): void {
       local,
       remote,
       runs,
-      notification: new TextEncoder().encode("run"),
+      notification: bytes("run"),
     });
     runs.fill(0);
     await waitFor(done);
-    const { payload } = await nextOf(fixture, inbox);
-    expect(new TextDecoder().decode(payload)).toBe("run");
+    expect(await nextText(fixture, inbox)).toBe("run");
     const expected = pattern(16_384, 0);
     expected.set(pattern(16_384, 1).subarray(0, 8192), 8192);
-    expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
+    expectBytes(reader.memory.bytes, expected);
     await inbox.return?.();
   });
 }

@@ -1,6 +1,8 @@
 import type {
   Agent,
   AgentOptions,
+  DescriptorTable,
+  KvErrorCode,
   Memory,
   Notification,
   PreparedList,
@@ -8,7 +10,8 @@ import type {
   TransferRequest,
   Transport,
 } from "@kv/interface";
-import { afterAll, afterEach, beforeAll } from "vitest";
+import { afterAll, afterEach, beforeAll, expect } from "vitest";
+import { expectError } from "../expect-error.js";
 
 /** Options of `transportSuite`. */
 export interface TransportSuiteOptions {
@@ -56,6 +59,8 @@ export interface Fixture {
   transport(): Transport;
   /** Awaits a promise while virtual time passes. */
   waitFor<T>(promise: PromiseLike<T>): Promise<T>;
+  /** `expectError` for a call that needs virtual time. */
+  rejects(act: () => Promise<unknown>, ...codes: KvErrorCode[]): Promise<Error>;
   /** Lets one turn of the event loop, or some virtual time, pass. */
   turn(): Promise<void>;
   /** Creates an agent that is closed after the test. */
@@ -113,6 +118,7 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
       return shared;
     },
     waitFor,
+    rejects: (act, ...codes) => expectError(() => waitFor(act()), ...codes),
     turn: () => options.progress?.() ?? new Promise((resolve) => void setTimeout(resolve, 0)),
     async agent(name) {
       const agent = await waitFor(self.transport().createAgent({ ...options.agentOptions, name }));
@@ -175,14 +181,11 @@ export function rowsIn(
   );
 }
 
-/** Makes rows of blocks of equal length that cover the whole memory. */
-export function blocksOf(memory: Memory, blockLengthBytes: number): Float64Array {
-  return rowsIn(memory, [
-    0,
-    blockLengthBytes,
-    blockLengthBytes,
-    memory.lengthBytes / blockLengthBytes,
-  ]);
+/** A table of blocks of equal length that cover the whole memory. */
+export function blockTable(memory: Memory, blockLengthBytes: number): DescriptorTable {
+  const count = memory.lengthBytes / blockLengthBytes;
+  const rows = rowsIn(memory, [0, blockLengthBytes, blockLengthBytes, count]);
+  return { memoryType: memory.memoryType, rows };
 }
 
 /**
@@ -207,8 +210,7 @@ export async function blockPair(
   blockLengthBytes: number,
   seed = 0,
 ): Promise<{ reader: Side; owner: Side; local: PreparedList; remote: PreparedList }> {
-  const reader = await fixture.side(lengthBytes, seed);
-  const owner = await fixture.side(lengthBytes, seed + 1);
+  const { reader, owner } = await introduced(fixture, lengthBytes, seed);
   return { reader, owner, ...(await blockLists(fixture, reader, owner, blockLengthBytes)) };
 }
 
@@ -219,12 +221,13 @@ export async function blockLists(
   owner: Side,
   blockLengthBytes: number,
 ): Promise<{ local: PreparedList; remote: PreparedList }> {
-  await fixture.introduce(reader.agent, owner.agent);
-  const prepared = (side: Side) => {
-    const count = side.memory.lengthBytes / blockLengthBytes;
-    return prepare(fixture, reader.agent, side, [0, blockLengthBytes, blockLengthBytes, count]);
+  const { agent } = reader;
+  await fixture.introduce(agent, owner.agent);
+  const [mine, theirs] = [reader, owner].map(({ memory }) => blockTable(memory, blockLengthBytes));
+  return {
+    local: await fixture.waitFor(agent.prepareLocal(mine as DescriptorTable)),
+    remote: await fixture.waitFor(agent.prepareRemote(owner.agent.name, theirs as DescriptorTable)),
   };
-  return { local: await prepared(reader), remote: await prepared(owner) };
 }
 
 /**
@@ -249,6 +252,14 @@ export function readOf(
   ids: Int32Array,
 ) {
   return { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+}
+
+/** The ids from 0 to `count` - 1. */
+export const idsBelow = (count: number) => Int32Array.from({ length: count }, (_, id) => id);
+
+/** Requires equal bytes, without a report of each. */
+export function expectBytes(got: Uint8Array, expected: Uint8Array): void {
+  expect(Buffer.compare(got, expected)).toBe(0);
 }
 
 /** Whether a promise has been fulfilled. */
@@ -276,16 +287,20 @@ export async function nextOf(
   return result.value;
 }
 
-export const text = (payload: Uint8Array): string => new TextDecoder().decode(payload);
+/** The text of the next notification. */
+export async function nextText(
+  fixture: Fixture,
+  iterator: AsyncIterator<Notification>,
+): Promise<string> {
+  return new TextDecoder().decode((await nextOf(fixture, iterator)).payload);
+}
+
 export const bytes = (payload: string): Uint8Array => new TextEncoder().encode(payload);
 
 /** Returns the numbers below `count` in a scattered order, each once. */
 export function scattered(count: number, step: number): Int32Array {
-  let stride = step;
-  while (greatestCommonDivisor(stride, count) !== 1) stride += 1;
-  return Int32Array.from({ length: count }, (_, index) => (index * stride) % count);
-}
-
-function greatestCommonDivisor(a: number, b: number): number {
-  return b === 0 ? a : greatestCommonDivisor(b, a % b);
+  for (let stride = step; ; stride++) {
+    const ids = Int32Array.from({ length: count }, (_, index) => (index * stride) % count);
+    if (new Set(ids).size === count) return ids;
+  }
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { type Fixture, pattern } from "./fixture.js";
+import { expectBytes, type Fixture, pattern } from "./fixture.js";
 
 export function memoryTests(fixture: Fixture): void {
   test("memory is page-aligned, zeroed, disjoint from other memory, and has addresses below 2^53", () => {
@@ -57,27 +57,21 @@ export function memoryTests(fixture: Fixture): void {
     memory.bytes.set(pattern(8192, 1));
     const runs = Float64Array.of(4096, 100, 0, 50, 8100, 92);
     const taken = new Uint8Array(await fixture.waitFor(memory.gather(runs)));
-    const expected = pattern(8192, 1);
-    expect([...taken]).toEqual([
-      ...expected.subarray(4096, 4196),
-      ...expected.subarray(0, 50),
-      ...expected.subarray(8100, 8192),
-    ]);
+    const all = pattern(8192, 1);
+    expect(taken).toEqual(
+      Uint8Array.of(
+        ...all.subarray(4096, 4196),
+        ...all.subarray(0, 50),
+        ...all.subarray(8100, 8192),
+      ),
+    );
     const other = fixture.memory(8192);
     const copy = taken.slice();
     const written = new Uint8Array(await fixture.waitFor(other.scatter(runs, taken.buffer)));
     expect(written).toEqual(copy);
     // It can be used again.
     await fixture.waitFor(other.scatter(runs, written.buffer));
-    for (const [from, to] of [
-      [4096, 4196],
-      [0, 50],
-      [8100, 8192],
-    ] as const) {
-      expect(other.bytes.subarray(from, to)).toEqual(expected.subarray(from, to));
-    }
-    expect(other.bytes.subarray(50, 4096).every((byte) => byte === 0)).toBe(true);
-    expect(other.bytes.subarray(4196, 8100).every((byte) => byte === 0)).toBe(true);
+    expectBytes(other.bytes, all.fill(0, 50, 4096).fill(0, 4196, 8100));
   });
 
   test("runs outside the memory and sources of another length are rejected, and nothing is copied", async () => {
@@ -89,32 +83,22 @@ export function memoryTests(fixture: Fixture): void {
       [0.5, 4],
       [Number.NaN, 4],
       [0, 4, 8],
+      // Runs that repeat bytes have more than the memory.
+      [0, 4096, 0, 1],
     ]) {
-      await expectError(() => memory.gather(Float64Array.from(runs)), "KV_MEMORY_INVALID");
+      const rows = Float64Array.from(runs);
+      await expectError(() => memory.gather(rows), "KV_MEMORY_INVALID");
+      const { buffer } = new Uint8Array(runs[1] === 4096 ? 4097 : 4).fill(255);
+      await expectError(() => memory.scatter(rows, buffer), "KV_MEMORY_INVALID");
+    }
+    for (const length of [8, 32]) {
+      const { buffer } = new Uint8Array(16).fill(255);
       await expectError(
-        () => memory.scatter(Float64Array.from(runs), new ArrayBuffer(4)),
+        () => memory.scatter(Float64Array.of(0, length), buffer),
         "KV_MEMORY_INVALID",
       );
     }
-    const full = new Uint8Array(16).fill(255);
-    await expectError(
-      () => memory.scatter(Float64Array.of(0, 8), full.buffer),
-      "KV_MEMORY_INVALID",
-    );
-    await expectError(
-      () => memory.scatter(Float64Array.of(0, 32), full.buffer),
-      "KV_MEMORY_INVALID",
-    );
     expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
-  });
-
-  test("runs that repeat bytes, so that they have more than the memory, are rejected", async () => {
-    const memory = fixture.memory(4096);
-    await expectError(() => memory.gather(Float64Array.of(0, 4096, 0, 1)), "KV_MEMORY_INVALID");
-    await expectError(
-      () => memory.scatter(Float64Array.of(0, 4096, 0, 1), new ArrayBuffer(4097)),
-      "KV_MEMORY_INVALID",
-    );
   });
 
   test("memory cannot be closed while it is registered; afterwards it closes any number of times", async () => {

@@ -1,18 +1,20 @@
 import { expect, test } from "vitest";
-import { expectError, expectThrown } from "../expect-error.js";
+import { expectThrown } from "../expect-error.js";
 import {
   blockPair,
   bytes,
+  expectBytes,
   type Fixture,
+  idsBelow,
   nextOf,
+  nextText,
   operations,
   pattern,
   readOf,
-  text,
 } from "./fixture.js";
 
 export function notificationTests(fixture: Fixture): void {
-  const { waitFor } = fixture;
+  const { waitFor, rejects } = fixture;
 
   test("notifications arrive in order, byte for byte, with the sender's name", async () => {
     const [one, two] = [await fixture.agent(), await fixture.agent()];
@@ -32,7 +34,7 @@ export function notificationTests(fixture: Fixture): void {
     for (const payload of [...payloads, binary]) {
       const { from, payload: got } = await nextOf(fixture, arrived);
       expect(from).toBe(one.name);
-      expect(Buffer.compare(got, payload)).toBe(0);
+      expectBytes(got, payload);
     }
     expect(one.telemetry().notificationsSent).toBe(101);
     expect(two.telemetry().notificationsReceived).toBe(101);
@@ -43,7 +45,7 @@ export function notificationTests(fixture: Fixture): void {
     await fixture.introduce(one, two);
     await waitFor(one.notify(two.name, bytes("last")));
     await waitFor(one.close());
-    expect(text((await nextOf(fixture, two.notifications())).payload)).toBe("last");
+    expect(await nextText(fixture, two.notifications())).toBe("last");
   });
 
   test("only one iterator may be open; notifications that arrive without one are kept", async () => {
@@ -51,17 +53,15 @@ export function notificationTests(fixture: Fixture): void {
     await fixture.introduce(one, two);
     for (const word of ["a", "b", "c"]) await waitFor(one.notify(two.name, bytes(word)));
     const first = two.notifications();
-    expect(text((await nextOf(fixture, first)).payload)).toBe("a");
+    expect(await nextText(fixture, first)).toBe("a");
     expectThrown(() => two.notifications(), "KV_NOTIFICATION_INVALID", "KV_AGENT_INVALID");
     await first.return?.();
     expect((await first.next()).done).toBe(true);
-    const received: string[] = [];
     const second = two.notifications();
-    while (received.length < 2) received.push(text((await nextOf(fixture, second)).payload));
-    expect(received).toEqual(["b", "c"]);
+    for (const word of ["b", "c"]) expect(await nextText(fixture, second)).toBe(word);
     const waiting = second.next();
     await waitFor(one.notify(two.name, bytes("d")));
-    expect(text((await waitFor(waiting)).value.payload)).toBe("d");
+    expect((await waitFor(waiting)).value.payload).toEqual(bytes("d"));
   });
 
   test("the iterator ends when the agent closes, also while it waits", async () => {
@@ -76,7 +76,7 @@ export function notificationTests(fixture: Fixture): void {
   test("the notification of a transfer arrives exactly once, after its last byte", async () => {
     const lengthBytes = 8 << 20;
     const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes, 16_384, 20);
-    const ids = Int32Array.from({ length: lengthBytes / 16_384 }, (_, index) => index);
+    const ids = idsBelow(lengthBytes / 16_384);
     const arrived = owner.agent.notifications();
     for (const operation of operations(fixture).toReversed()) {
       reader.memory.bytes.set(pattern(lengthBytes, 20));
@@ -87,14 +87,14 @@ export function notificationTests(fixture: Fixture): void {
       sent.fill(0);
       const { from, payload } = await nextOf(fixture, arrived);
       // Checked at the moment when the owner receives it.
-      expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
+      expectBytes(reader.memory.bytes, owner.memory.bytes);
       expect(
         Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21)),
       ).toBe(0);
-      expect([from, text(payload)]).toEqual([reader.agent.name, `payload of ${operation}`]);
+      expect([from, payload]).toEqual([reader.agent.name, bytes(`payload of ${operation}`)]);
       await waitFor(done);
       await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
-      expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker");
+      expect(await nextText(fixture, arrived)).toBe("marker");
     }
   });
 
@@ -105,9 +105,9 @@ export function notificationTests(fixture: Fixture): void {
       notification: bytes("never"),
       signal: AbortSignal.abort(),
     });
-    await expectError(() => waitFor(done), "KV_TRANSFER_ABORTED");
+    await rejects(() => done, "KV_TRANSFER_ABORTED");
     await waitFor(released);
     await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
-    expect(text((await nextOf(fixture, owner.agent.notifications())).payload)).toBe("marker");
+    expect(await nextText(fixture, owner.agent.notifications())).toBe("marker");
   });
 }

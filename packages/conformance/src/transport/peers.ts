@@ -1,9 +1,8 @@
 import { expect, test } from "vitest";
-import { expectError } from "../expect-error.js";
 import {
   blockLists,
   blockPair,
-  blocksOf,
+  blockTable,
   bytes,
   type Fixture,
   prepare,
@@ -11,7 +10,7 @@ import {
 } from "./fixture.js";
 
 export function peerTests(fixture: Fixture): void {
-  const { waitFor } = fixture;
+  const { waitFor, rejects } = fixture;
 
   test("agents have the requested name, or a unique default", async () => {
     const named = await fixture.agent("prefill 0/tp1");
@@ -24,14 +23,14 @@ export function peerTests(fixture: Fixture): void {
 
   test("invalid names and unknown backends are rejected", async () => {
     for (const name of ["", "x".repeat(256), "ü", "a\nb", "a\u0000b"]) {
-      await expectError(
-        () => waitFor(fixture.transport().createAgent({ ...fixture.options.agentOptions, name })),
+      await rejects(
+        () => fixture.transport().createAgent({ ...fixture.options.agentOptions, name }),
         "KV_AGENT_INVALID",
       );
     }
     const backends = [{ name: "NO_SUCH_BACKEND" }];
-    const error = await expectError(
-      () => waitFor(fixture.transport().createAgent({ backends })),
+    const error = await rejects(
+      () => fixture.transport().createAgent({ backends }),
       "KV_BACKEND_UNAVAILABLE",
     );
     expect(error.message).toContain("NO_SUCH_BACKEND");
@@ -62,7 +61,7 @@ export function peerTests(fixture: Fixture): void {
     const reader = await fixture.side(4096, 0);
     const owner = await fixture.side(4096, 1);
     for (const wrong of [new Uint8Array(0), bytes("no metadata"), new Uint8Array(300)]) {
-      await expectError(() => waitFor(reader.agent.addRemote(wrong)), "KV_AGENT_METADATA_INVALID");
+      await rejects(() => reader.agent.addRemote(wrong), "KV_AGENT_METADATA_INVALID");
     }
     expect(reader.agent.telemetry().remotes).toBe(0);
     await blockLists(fixture, reader, owner, 1024);
@@ -77,11 +76,8 @@ export function peerTests(fixture: Fixture): void {
       for (let at = 0; at < metadata.length; at++) {
         const damaged = metadata.slice();
         damaged[at] = (damaged[at] as number) ^ (1 << (at % 8));
-        await expectError(() => waitFor(reader.addRemote(damaged)), "KV_AGENT_METADATA_INVALID");
-        await expectError(
-          () => waitFor(reader.addRemote(metadata.slice(0, at))),
-          "KV_AGENT_METADATA_INVALID",
-        );
+        await rejects(() => reader.addRemote(damaged), "KV_AGENT_METADATA_INVALID");
+        await rejects(() => reader.addRemote(metadata.slice(0, at)), "KV_AGENT_METADATA_INVALID");
       }
       expect(reader.telemetry().remotes).toBe(0);
       expect(await waitFor(reader.addRemote(metadata))).toBe(owner.agent.name);
@@ -90,29 +86,20 @@ export function peerTests(fixture: Fixture): void {
 
   test("calls with an unknown peer are rejected", async () => {
     const { agent, memory } = await fixture.side(4096, 0);
-    const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectError(
-      () => waitFor(agent.prepareRemote("unknown", table)),
-      "KV_AGENT_UNKNOWN_REMOTE",
-    );
-    await expectError(
-      () => waitFor(agent.notify("unknown", bytes("x"))),
-      "KV_AGENT_UNKNOWN_REMOTE",
-    );
-    await expectError(() => waitFor(agent.removeRemote("unknown")), "KV_AGENT_UNKNOWN_REMOTE");
+    const table = blockTable(memory, 1024);
+    await rejects(() => agent.prepareRemote("unknown", table), "KV_AGENT_UNKNOWN_REMOTE");
+    await rejects(() => agent.notify("unknown", bytes("x")), "KV_AGENT_UNKNOWN_REMOTE");
+    await rejects(() => agent.removeRemote("unknown"), "KV_AGENT_UNKNOWN_REMOTE");
   });
 
   test("a peer cannot be removed while a prepared list refers to it", async () => {
     const { reader, owner, remote } = await blockPair(fixture, 4096, 1024);
-    await expectError(
-      () => waitFor(reader.agent.removeRemote(owner.agent.name)),
-      "KV_MEMORY_IN_USE",
-    );
+    await rejects(() => reader.agent.removeRemote(owner.agent.name), "KV_MEMORY_IN_USE");
     await waitFor(remote.close());
     await waitFor(reader.agent.removeRemote(owner.agent.name));
     expect(reader.agent.telemetry().remotes).toBe(0);
-    await expectError(
-      () => waitFor(reader.agent.notify(owner.agent.name, bytes("x"))),
+    await rejects(
+      () => reader.agent.notify(owner.agent.name, bytes("x")),
       "KV_AGENT_UNKNOWN_REMOTE",
     );
     await fixture.introduce(reader.agent, owner.agent);
@@ -136,7 +123,7 @@ export function peerTests(fixture: Fixture): void {
       await waitFor(before.done.catch(() => {}));
       await waitFor(before.released);
       const { done, released } = reader.agent.transfer(request);
-      await expectError(() => waitFor(done), "KV_PEER_DISCONNECTED", "KV_TRANSFER_FAILED");
+      await rejects(() => done, "KV_PEER_DISCONNECTED", "KV_TRANSFER_FAILED");
       await waitFor(released);
       expect(reader.agent.telemetry().transfersInFlight).toBe(0);
     },

@@ -3,8 +3,10 @@ import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
 import {
   blockPair,
+  expectBytes,
   type Fixture,
   fulfilled,
+  idsBelow,
   introduced,
   prepare,
   readOf,
@@ -12,7 +14,7 @@ import {
 } from "./fixture.js";
 
 export function preparedListTests(fixture: Fixture): void {
-  const { waitFor } = fixture;
+  const { waitFor, rejects } = fixture;
 
   test("a list counts its strided rows expanded and has the name of the owner", async () => {
     const { reader, owner } = await introduced(fixture, 65_536);
@@ -67,8 +69,8 @@ export function preparedListTests(fixture: Fixture): void {
     const spent = rowsIn(memory, [0, 512, 512, 16]);
     structuredClone(spent, { transfer: [spent.buffer as ArrayBuffer] });
     for (const rows of [shared, spent, Float64Array.of(1, 2, 3)]) {
-      await expectError(
-        () => waitFor(agent.prepareLocal({ memoryType: "DRAM", rows, takeRows: true })),
+      await rejects(
+        () => agent.prepareLocal({ memoryType: "DRAM", rows, takeRows: true }),
         "KV_LIST_INVALID",
       );
     }
@@ -96,11 +98,7 @@ export function preparedListTests(fixture: Fixture): void {
     ];
     for (const rows of wrong) {
       const table = { memoryType: "DRAM" as const, rows: Float64Array.from(rows) };
-      await expectError(
-        () => waitFor(agent.prepareLocal(table)),
-        "KV_LIST_INVALID",
-        "KV_MEMORY_NOT_REGISTERED",
-      );
+      await rejects(() => agent.prepareLocal(table), "KV_LIST_INVALID", "KV_MEMORY_NOT_REGISTERED");
     }
     expect(agent.telemetry().preparedLists).toBe(0);
   });
@@ -133,7 +131,7 @@ export function preparedListTests(fixture: Fixture): void {
   test("a registration cannot close while a prepared list refers to its memory", async () => {
     const { agent, memory, registration } = await fixture.side(8192, 0);
     const list = await prepare(fixture, agent, { agent, memory }, [0, 1024, 1024, 8]);
-    await expectError(() => waitFor(registration.close()), "KV_MEMORY_IN_USE");
+    await rejects(() => registration.close(), "KV_MEMORY_IN_USE");
     expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
     await waitFor(list.close());
     await waitFor(list.close());
@@ -147,8 +145,7 @@ export function preparedListTests(fixture: Fixture): void {
 
   test("closing a list waits for its transfers and rejects new ones", async () => {
     const { reader, owner, local, remote } = await blockPair(fixture, 4 << 20, 4096);
-    const ids = Int32Array.from({ length: 1024 }, (_, index) => index);
-    const request = readOf({ local, remote }, ids);
+    const request = readOf({ local, remote }, idsBelow(1024));
     const { done, released } = reader.agent.transfer(request);
     const wasReleased = fulfilled(released);
     const closing = [local.close(), remote.close()];
@@ -156,6 +153,6 @@ export function preparedListTests(fixture: Fixture): void {
     await waitFor(Promise.all(closing));
     expect(wasReleased()).toBe(true);
     expect((await waitFor(done)).lengthBytes).toBe(4 << 20);
-    expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
+    expectBytes(reader.memory.bytes, owner.memory.bytes);
   });
 }

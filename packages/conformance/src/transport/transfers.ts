@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import {
   blockLists,
   blockPair,
+  expectBytes,
   type Fixture,
   fulfilled,
   introduced,
@@ -32,17 +33,11 @@ export function transferTests(fixture: Fixture): void {
       const remote = await prepare(fixture, reader.agent, owner, ...remoteRows);
       const localIds = Int32Array.of(3, 0, 23, 15, 16, 4, 5, 6);
       const remoteIds = Int32Array.of(8, 27, 0, 12, 7, 9, 10, 11);
-      const addressOf = (
-        rows: readonly (readonly [number, number, number, number])[],
-        id: number,
-      ): [number, number] => {
-        let left = id;
-        for (const [offset, length, stride, count] of rows) {
-          if (left < count) return [offset + left * stride, length];
-          left -= count;
-        }
-        throw new Error("the test names a descriptor that its rows lack");
-      };
+      const expand = (rows: readonly (readonly [number, number, number, number])[]) =>
+        rows.flatMap(([offset, length, stride, count]) =>
+          Array.from({ length: count }, (_, index) => [offset + index * stride, length] as const),
+        );
+      const [localPlaces, remotePlaces] = [expand(localRows), expand(remoteRows)];
       const expectedLocal = pattern(32_768, 2);
       const expectedRemote = pattern(32_768, 3);
       const [from, to] =
@@ -51,19 +46,14 @@ export function transferTests(fixture: Fixture): void {
           : [expectedLocal.slice(), expectedRemote];
       let lengthBytes = 0;
       localIds.forEach((localId, index) => {
-        const [localAt, length] = addressOf(localRows, localId);
-        const [remoteAt] = addressOf(remoteRows, remoteIds[index] ?? -1);
+        const [localAt = 0, length = 0] = localPlaces[localId] ?? [];
+        const [remoteAt = 0] = remotePlaces[remoteIds[index] ?? -1] ?? [];
         const [fromAt, toAt] = operation === "READ" ? [remoteAt, localAt] : [localAt, remoteAt];
         to.set(from.subarray(fromAt, fromAt + length), toAt);
         lengthBytes += length;
       });
-      const { done, released } = reader.agent.transfer({
-        operation,
-        local,
-        localIds,
-        remote,
-        remoteIds,
-      });
+      const request = { operation, local, localIds, remote, remoteIds };
+      const { done, released } = reader.agent.transfer(request);
       // The arrays were copied, so that reusing them has no effect.
       localIds.fill(1);
       remoteIds.fill(9);
@@ -74,8 +64,8 @@ export function transferTests(fixture: Fixture): void {
       expect(result).toMatchObject({ lengthBytes, descriptorCount: 8 });
       expect(result.transferMs).toBeGreaterThanOrEqual(0);
       expect(result.postMs).toBeGreaterThanOrEqual(0);
-      expect(Buffer.compare(reader.memory.bytes, expectedLocal)).toBe(0);
-      expect(Buffer.compare(owner.memory.bytes, expectedRemote)).toBe(0);
+      expectBytes(reader.memory.bytes, expectedLocal);
+      expectBytes(owner.memory.bytes, expectedRemote);
     }
   });
 
@@ -88,20 +78,14 @@ export function transferTests(fixture: Fixture): void {
       [mixed, inOrder],
     ] as const) {
       reader.memory.bytes.fill(0);
-      const { done } = reader.agent.transfer({
-        operation: "READ",
-        local,
-        localIds,
-        remote,
-        remoteIds,
-      });
-      expect((await waitFor(done)).lengthBytes).toBe(6 * 1024);
+      const request = { ...readOf({ local, remote }, localIds), remoteIds };
+      expect((await waitFor(reader.agent.transfer(request).done)).lengthBytes).toBe(6 * 1024);
       const expected = new Uint8Array(16_384);
       localIds.forEach((localId, index) => {
         const from = (remoteIds[index] ?? 0) * 1024;
         expected.set(pattern(16_384, 7).subarray(from, from + 1024), localId * 1024);
       });
-      expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
+      expectBytes(reader.memory.bytes, expected);
     }
   });
 
@@ -124,7 +108,7 @@ export function transferTests(fixture: Fixture): void {
         const from = (fromIds[index] as number) * 4096;
         expected.set(source.subarray(from, from + 4096), (toIds[index] as number) * 4096);
       }
-      expect(Buffer.compare(target, expected)).toBe(0);
+      expectBytes(target, expected);
     }
   });
 
@@ -135,27 +119,15 @@ export function transferTests(fixture: Fixture): void {
       lists.push(await blockLists(fixture, reader, await fixture.side(64 * 1024, seed), 1024));
     const moves = Array.from({ length: 48 }, (_, index) => {
       const list = lists[index % 3] as (typeof lists)[number];
-      const remoteId = (index * 5) % 64;
-      const [localIds, remoteIds] = [Int32Array.of(index), Int32Array.of(remoteId)];
-      return {
-        ownerSeed: 10 + (index % 3),
-        localId: index,
-        remoteId,
-        done: reader.agent.transfer({ operation: "READ", ...list, localIds, remoteIds }).done,
-      };
+      const remoteIds = Int32Array.of((index * 5) % 64);
+      const request = { ...readOf(list, Int32Array.of(index)), remoteIds };
+      return reader.agent.transfer(request).done;
     });
-    for (const { ownerSeed, localId, remoteId, done } of moves) {
+    const block = (all: Uint8Array, id: number) => all.subarray(id * 1024, (id + 1) * 1024);
+    for (const [index, done] of moves.entries()) {
       expect((await waitFor(done)).lengthBytes).toBe(1024);
-      const expected = pattern(64 * 1024, ownerSeed).subarray(
-        remoteId * 1024,
-        remoteId * 1024 + 1024,
-      );
-      expect(
-        Buffer.compare(
-          reader.memory.bytes.subarray(localId * 1024, localId * 1024 + 1024),
-          expected,
-        ),
-      ).toBe(0);
+      const owned = pattern(64 * 1024, 10 + (index % 3));
+      expectBytes(block(reader.memory.bytes, index), block(owned, (index * 5) % 64));
     }
   });
 

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { provePlan } from "../prove/prove-plan.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { checkCompatibility } from "./compatibility.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 
@@ -39,7 +39,7 @@ test("cuts blocks of one head in any layout, and the plan is proven", () => {
   for (const layout of ["LHBNC", "BHLNC"] as const) {
     const [local, remote] = [blocks(32, { layout, tpSize: 4 }), blocks(16, { layout, tpSize: 4 })];
     expect(refusal(local, remote)).toBeUndefined();
-    const plan = buildEngineTransferPlan(samplePair(local, remote));
+    const plan = samplePlan(local, remote);
     expect(plan.form).toBe("copy");
     expect(provePlan(plan, { remotes: [remote], numKvHeads: 4 })).not.toHaveProperty("fault");
   }

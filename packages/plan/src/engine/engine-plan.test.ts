@@ -1,7 +1,7 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import { planRequest } from "../request/request-plan.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 
 /** A rank of an MLA cache that is sharded over DCP groups. */
@@ -18,101 +18,76 @@ const region = (change: Record<string, unknown>) => {
 test.each<[string, () => unknown, KvErrorCode, RegExp]>([
   [
     "TP sizes that do not divide",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 3 })),
-        numKvHeads: 6,
-      }),
+    () => samplePlan({ tpSize: 2 }, { tpSize: 3 }, { numKvHeads: 6 }),
     "KV_TOPOLOGY_INVALID",
     /local TP size 2 and remote TP size 3/,
   ],
   [
     "heads that cannot be split",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank({ tpSize: 3 }), sampleRank({ tpSize: 3 })),
-        numKvHeads: 4,
-      }),
+    () => samplePlan({ tpSize: 3 }, { tpSize: 3 }, { numKvHeads: 4 }),
     "KV_TOPOLOGY_INVALID",
     /4 KV heads cannot be split over TP size 3/,
   ],
   [
     "local kernel blocks that do not divide into logical blocks",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank({ physicalBlocksPerLogical: 3 }), sampleRank()),
-      ),
+    () => samplePlan({ physicalBlocksPerLogical: 3 }),
     "KV_PLAN_INVALID",
     /local.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
   ],
   [
     "remote kernel blocks that do not divide into logical blocks",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank(), sampleRank({ physicalBlocksPerLogical: 3 })),
-      ),
+    () => samplePlan({}, { physicalBlocksPerLogical: 3 }),
     "KV_PLAN_INVALID",
     /remote.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
   ],
   [
     "another attention backend",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" })),
-      ),
+    () => samplePlan({}, { attentionBackend: "CPU_ATTN" }),
     "KV_PLAN_INCOMPATIBLE",
     /local FLASH_ATTN, remote CPU_ATTN/,
   ],
   [
     "a layout that spreads heads over memory",
-    () => buildEngineTransferPlan(samplePair(sampleRank({ layout: "BHLNC" }), sampleRank())),
+    () => samplePlan({ layout: "BHLNC" }),
     "KV_PLAN_INCOMPATIBLE",
     /local BHLNC, remote LBHNC/,
   ],
   [
     "a split by head in a layout that spreads heads over memory",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank({ tpSize: 2, layout: "LHBNC" }), sampleRank({ layout: "LHBNC" })),
-      ),
+    () => samplePlan({ tpSize: 2, layout: "LHBNC" }, { layout: "LHBNC" }),
     "KV_PLAN_UNSUPPORTED",
     /split by head.*local "?2 heads.*remote "?4 heads/,
   ],
   [
     "local token-major blocks on a backend with its own token order",
     () =>
-      buildEngineTransferPlan(
-        samplePair(
-          sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }),
-          sampleRank({ attentionBackend: "CPU_ATTN" }),
-        ),
+      samplePlan(
+        { layout: "LBNHC", attentionBackend: "CPU_ATTN" },
+        { attentionBackend: "CPU_ATTN" },
       ),
     "KV_PLAN_INCOMPATIBLE",
     /an order of tokens of its own: local LBNHC, remote LBHNC/,
   ],
   [
     "a receive pass when the remote blocks are larger than the local ones",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
-        form: "permute",
-      }),
+    () => samplePlan({}, { kernelBlockSize: 32 }, { form: "permute" }),
     "KV_PLAN_UNSUPPORTED",
     /not parts of the local ones/,
   ],
   [
     "DCP of dense attention",
-    () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank())),
+    () => samplePlan({ dcpSize: 2 }),
     "KV_PLAN_UNSUPPORTED",
     /only MLA caches can be sharded by DCP: local 2, remote 1/,
   ],
   [
     "token-major blocks of CPU_ATTN, which vLLM does not have",
     () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }), sampleRank()),
-        conversions: ["hnd-to-nhd", "attention-order"],
-      }),
+      samplePlan(
+        { layout: "LBNHC", attentionBackend: "CPU_ATTN" },
+        {},
+        { conversions: ["hnd-to-nhd", "attention-order"] },
+      ),
     "KV_PLAN_UNSUPPORTED",
     /a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot/,
   ],
@@ -123,41 +98,39 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         ...sampleRank({ groupBlockTokens }),
         regions: sampleRank().regions.map((one, groupId) => ({ ...one, groupId })),
       });
-      return buildEngineTransferPlan(samplePair(two([16, 32]), two([16, 16]), ["full", "full"]));
+      return samplePlan(two([16, 32]), two([16, 16]), { groups: ["full", "full"] });
     },
     "KV_PLAN_UNSUPPORTED",
     /group 1 \(full\): kernel blocks do not hold tokens in the ratio.*32 tokens of 16.*16 tokens of 16/,
   ],
   [
     "DCP of a draft that is split by head",
-    () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
+    () => samplePlan(dealt(2, 2), dealt(2, 2), { groups: ["mla", "full"] }),
     "KV_PLAN_UNSUPPORTED",
     /group 1 \(full\) cannot be sharded over the ranks of a DCP group: local 2, remote 2/,
   ],
   [
     "DCP groups that do not divide the engine",
-    () => buildEngineTransferPlan(samplePair(dealt(4, 3), dealt(4, 3), ["mla"])),
+    () => samplePlan(dealt(4, 3), dealt(4, 3), { groups: ["mla"] }),
     "KV_PLAN_INVALID",
     /DCP groups of 3 ranks do not divide TP size 4/,
   ],
   [
     "local DCP groups larger than the remote's several DCP groups",
-    () => buildEngineTransferPlan(samplePair(dealt(4, 4), dealt(4, 2), ["mla"])),
+    () => samplePlan(dealt(4, 4), dealt(4, 2), { groups: ["mla"] }),
     "KV_PLAN_UNSUPPORTED",
     /no reader would notify the replicas of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
   ],
   [
     "DCP with different block sizes",
     () =>
-      buildEngineTransferPlan(
-        samplePair(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, ["mla"]),
-      ),
+      samplePlan(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, { groups: ["mla"] }),
     "KV_PLAN_UNSUPPORTED",
     /must hold equally many tokens on both sides: local 16, remote 32/,
   ],
   [
     "states of unknown size",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["full", "mamba"])),
+    () => samplePlan({}, {}, { groups: ["full", "mamba"] }),
     "KV_PLAN_INVALID",
     /the sizes of its states \(ssm_sizes\) are missing/,
   ],
@@ -172,49 +145,42 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
           numBlocks: 2 ** 28,
         })),
       });
-      return buildEngineTransferPlan(
-        samplePair(many(sampleRank({ layout: "LBNHC" })), many(sampleRank())),
-      );
+      return samplePlan(many(sampleRank({ layout: "LBNHC" })), many(sampleRank()));
     },
     "KV_PLAN_UNSUPPORTED",
     /rank 0: 4294967296 descriptors in one list/,
   ],
   [
     "an unknown cache kind",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["linear"])),
+    () => samplePlan({}, {}, { groups: ["linear"] }),
     "KV_PLAN_INVALID",
     /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
   ],
   [
     "different block sizes on a backend with an unknown token order",
     () =>
-      buildEngineTransferPlan(
-        samplePair(
-          sampleRank({ kernelBlockSize: 32, attentionBackend: "CPU_ATTN" }),
-          sampleRank({ attentionBackend: "CPU_ATTN" }),
-        ),
+      samplePlan(
+        { kernelBlockSize: 32, attentionBackend: "CPU_ATTN" },
+        { attentionBackend: "CPU_ATTN" },
       ),
     "KV_PLAN_UNSUPPORTED",
     /local "?32 tokens.*remote "?16 tokens/,
   ],
   [
     "another name of a region",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ name: "layer.7" }))),
+    () => samplePlan({}, region({ name: "layer.7" })),
     "KV_PLAN_INCOMPATIBLE",
     /region 1 .* local layer.1, remote layer.7/,
   ],
   [
     "another number of regions",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank(), { ...sampleRank(), regions: sampleRank().regions.slice(1) }),
-      ),
+    () => samplePlan({}, { ...sampleRank(), regions: sampleRank().regions.slice(1) }),
     "KV_PLAN_INCOMPATIBLE",
     /local 2, remote 1/,
   ],
   [
     "block lengths that do not match",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockLengthBytes: 511 }))),
+    () => samplePlan({}, region({ blockLengthBytes: 511 })),
     "KV_PLAN_INCOMPATIBLE",
     /"layer.1".* local 512, remote 511/,
   ],
@@ -223,89 +189,84 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     () => {
       const stateSpace = { convBytes: 64, recurrentBytes: 64 };
       const rank = (blockLengthBytes: number) => sampleRank({ stateSpace, blockLengthBytes });
-      return buildEngineTransferPlan(samplePair(rank(512), rank(256), ["full", "mamba"]));
+      return samplePlan(rank(512), rank(256), { groups: ["full", "mamba"] });
     },
     "KV_PLAN_INCOMPATIBLE",
     /"layer.0".* local 128 of 512, remote 64 of 256/,
   ],
   [
     "overlapping blocks",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockStrideBytes: 10 }))),
+    () => samplePlan({}, region({ blockStrideBytes: 10 })),
     "KV_PLAN_INVALID",
     /remote rank 0, region 1 .*512 bytes overlap at a stride of 10/,
   ],
   [
     "two regions of one name",
-    () => buildEngineTransferPlan(samplePair(region({ name: "layer.0" }), sampleRank())),
+    () => samplePlan(region({ name: "layer.0" })),
     "KV_PLAN_INVALID",
     /the local rank: two regions are named "layer.0"/,
   ],
   [
     "an address above 2^53",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ baseAddress: 2 ** 53 - 512 }))),
+    () => samplePlan({}, region({ baseAddress: 2 ** 53 - 512 })),
     "KV_PLAN_INVALID",
     /2\^53/,
   ],
   [
     "a group that the model lacks",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }))),
+    () => samplePlan({}, region({ groupId: 1 })),
     "KV_PLAN_INVALID",
     /groupId 1, but the model has 1/,
   ],
   [
     "a block that does not divide into its heads and tokens",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank({ blockLengthBytes: 500 }), sampleRank({ blockLengthBytes: 500 })),
-      ),
+    () => samplePlan({ blockLengthBytes: 500 }, { blockLengthBytes: 500 }),
     "KV_PLAN_INVALID",
     /500 bytes does not divide into 4 heads of 16 tokens/,
   ],
   [
     "a region in different groups",
-    () =>
-      buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }), ["full", "swa"])),
+    () => samplePlan({}, region({ groupId: 1 }), { groups: ["full", "swa"] }),
     "KV_PLAN_UNSUPPORTED",
     /local 0, remote 1/,
   ],
   [
     "DCP sizes that do not divide",
-    () =>
-      buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank({ dcpSize: 3 }))),
+    () => samplePlan({ dcpSize: 2 }, { dcpSize: 3 }),
     "KV_PLAN_INCOMPATIBLE",
     /local 2, remote 3/,
   ],
   [
     "a remote rank that the local rank does not read",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 })),
-      ),
+    () => samplePlan({ tpSize: 2 }, { tpSize: 2, tpRank: 1 }),
     "KV_PLAN_INCOMPATIBLE",
     /remote rank 1/,
   ],
   [
     "a missing remote rank",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ tpSize: 2 }))),
+    () => samplePlan({}, { tpSize: 2 }),
     "KV_PLAN_INVALID",
     /reads from remote ranks 0, 1; the geometry of 1 is missing/,
   ],
   [
     "ranks of one engine that differ",
     () =>
-      buildEngineTransferPlan({
-        ...samplePair(),
-        remotes: [
-          sampleRank({ tpSize: 2 }),
-          sampleRank({ tpSize: 2, tpRank: 1, kernelBlockSize: 8 }),
-        ],
-      }),
+      samplePlan(
+        {},
+        {},
+        {
+          remotes: [
+            sampleRank({ tpSize: 2 }),
+            sampleRank({ tpSize: 2, tpRank: 1, kernelBlockSize: 8 }),
+          ],
+        },
+      ),
     "KV_PLAN_INVALID",
     /differ in kernelBlockSize: 16 and 8/,
   ],
   [
     "no remote rank at all",
-    () => buildEngineTransferPlan({ ...samplePair(), remotes: [] }),
+    () => samplePlan({}, {}, { remotes: [] }),
     "KV_PLAN_INVALID",
     /at least one remote rank/,
   ],
@@ -320,7 +281,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
 
 test("chooses the transfer form and gives the reason", () => {
   const plan = (local: object, remote: object, options: object = {}) =>
-    buildEngineTransferPlan({ ...samplePair(sampleRank(local), sampleRank(remote)), ...options });
+    samplePlan(local, remote, { ...options });
   const big = { kernelBlockSize: 32 };
   expect(plan({}, {}).form).toBe("copy");
   expect(plan(big, {})).toMatchObject({ form: "permute", blockSizeRatio: 2 });
@@ -344,16 +305,14 @@ test("chooses the transfer form and gives the reason", () => {
 test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
   "layout %s: copies whole blocks between equal ranks",
   (layout) => {
-    const plan = buildEngineTransferPlan(
-      samplePair(sampleRank({ layout }), sampleRank({ layout })),
-    );
+    const plan = samplePlan({ layout }, { layout });
     expect(plan.form).toBe("copy");
     expect(plan.uncovered).toBe(["LHBNC", "BHLNC"].includes(layout) ? "masked" : "zeroed");
   },
 );
 
 test("each pair of memory types has its own list", () => {
-  const plan = buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" })));
+  const plan = samplePlan({}, region({ memoryType: "VRAM" }));
   const request = planRequest(plan, { localBlockIds: [[1, 2]], remoteBlockIds: [[4, 5]] });
   expect(
     plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType]),
@@ -369,7 +328,7 @@ test("each pair of memory types has its own list", () => {
 
 test("copies the blocks of a backend with its own token order unchanged, and zeroes nothing", () => {
   const rank = sampleRank({ attentionBackend: "CPU_ATTN" });
-  expect(buildEngineTransferPlan(samplePair(rank, rank))).toMatchObject({
+  expect(samplePlan(rank, rank)).toMatchObject({
     form: "copy",
     uncovered: "masked",
     blockOrder: "opaque",
@@ -382,7 +341,7 @@ test("copies padded hybrid pages unchanged, and zeroes nothing when the head off
     const [first, ...others] = own.regions as [(typeof own.regions)[number]];
     const padded = { ...first, blockLengthBytes, blockStrideBytes: blockLengthBytes };
     const rank = { ...own, regions: [padded, ...others] };
-    return buildEngineTransferPlan(samplePair(rank, rank, ["full", "mamba"]));
+    return samplePlan(rank, rank, { groups: ["full", "mamba"] });
   };
   // Four heads of 16 tokens do not divide 516 bytes; nor do the tokens of one head 132.
   expect(plan(1, 516)).toMatchObject({ form: "copy", blockOrder: "opaque", uncovered: "masked" });
@@ -399,7 +358,7 @@ test("copies padded hybrid pages unchanged, and zeroes nothing when the head off
 });
 
 test("makes no receive pass for copied blocks when the engine masks uncovered tokens", () => {
-  const plan = buildEngineTransferPlan({ ...samplePair(), masksUncovered: true });
+  const plan = samplePlan({}, {}, { masksUncovered: true });
   expect(plan.uncovered).toBe("masked");
   expect(
     planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 3 }).receivePass,
@@ -416,8 +375,9 @@ test("builds each table once, and its size does not depend on the number of bloc
         blockStrideBytes: one.blockStrideBytes + padding,
       })),
     });
-    const [source] = buildEngineTransferPlan(
-      samplePair(grown(sampleRank({ kernelBlockSize: 32 })), grown(sampleRank())),
+    const [source] = samplePlan(
+      grown(sampleRank({ kernelBlockSize: 32 })),
+      grown(sampleRank()),
     ).sources;
     expect(source?.localTable).toBe(source?.localTable);
     return [source?.localTable.rows.length, source?.remoteTable.rows.length];
@@ -429,12 +389,15 @@ test("builds each table once, and its size does not depend on the number of bloc
 
 test("sources have the same list key only when they fill the same part of the local blocks", () => {
   const keys = (remoteTp: number) =>
-    buildEngineTransferPlan({
-      ...samplePair(),
-      remotes: Array.from({ length: remoteTp }, (_, tpRank) =>
-        sampleRank({ tpRank, tpSize: remoteTp }),
-      ),
-    }).sources.map((source) => source.localListKey);
+    samplePlan(
+      {},
+      {},
+      {
+        remotes: Array.from({ length: remoteTp }, (_, tpRank) =>
+          sampleRank({ tpRank, tpSize: remoteTp }),
+        ),
+      },
+    ).sources.map((source) => source.localListKey);
   expect(new Set(keys(2)).size).toBe(2);
   expect(keys(1)).toEqual(["list 0: 512@0"]);
 });
@@ -455,7 +418,7 @@ describe("stages of a pipeline", () => {
 
   test("are read in stage order, regardless of the order of the remotes", () => {
     const remotes = [stageOf(whole, 1, [1]), stageOf(whole, 0, [0])];
-    const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+    const plan = samplePlan({}, {}, { remotes });
     expect(plan.stages).toEqual([0, 1]);
     expect(plan.sources.map(({ remotePpRank, segments }) => [remotePpRank, segments])).toEqual([
       [0, [0]],
@@ -464,8 +427,7 @@ describe("stages of a pipeline", () => {
   });
 
   test("must together hold every cache of the local rank", () => {
-    const attempt = () =>
-      buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
+    const attempt = () => samplePlan({}, {}, { remotes: [stageOf(whole, 1, [1])] });
     expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
     const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
     for (const [remote, ranks] of [
@@ -473,7 +435,7 @@ describe("stages of a pipeline", () => {
       [unnumbered, [[0, 0]]],
     ] as const) {
       try {
-        buildEngineTransferPlan({ ...samplePair(), remotes: [remote] });
+        samplePlan({}, {}, { remotes: [remote] });
         expect.unreachable();
       } catch (error) {
         expect(KvError.is(error) && [error.code, error.details]).toEqual([
@@ -498,8 +460,8 @@ describe("stages of a pipeline", () => {
       const rank = own(sampleRank({ tpRank, tpSize: 4 }), [128, 128]);
       return [stageOf(rank, 0, [0]), stageOf(rank, 1, [1])];
     });
-    const plan = buildEngineTransferPlan({
-      ...samplePair(own(whole, [512, 256]), whole, ["full", "swa"]),
+    const plan = samplePlan(own(whole, [512, 256]), whole, {
+      groups: ["full", "swa"],
       remotes,
       groupKvHeads: [4, 2],
     });
@@ -526,7 +488,7 @@ test("each group lists its regions, and state segments come after all attention 
     const rank = sampleRank({ stateSpace: { convBytes: 32, recurrentBytes: 64 } });
     return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
   };
-  const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "mamba"]));
+  const plan = samplePlan(own(), own(), { groups: ["full", "mamba"] });
   expect(plan.regionsOfGroup).toEqual([[0], [1]]);
   expect(plan.segments.map(({ region, piece }) => [region, piece])).toEqual([
     [0, ""],
@@ -543,7 +505,7 @@ test("each group lists its regions, and state segments come after all attention 
 test("a region without groups is not moved", () => {
   const rank = sampleRank();
   const none = { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds: [] })) };
-  expect(buildEngineTransferPlan(samplePair(none, none))).toMatchObject({
+  expect(samplePlan(none, none)).toMatchObject({
     segments: [],
     sources: [],
     remoteIndexing: [],
@@ -556,11 +518,7 @@ test("latents are read from one rank without a split by head, and the ranks with
   const latents = (tpRank: number) => sampleRank({ tpRank, tpSize: 2, blockLengthBytes: 1024 });
   const remotes = [latents(0), latents(1)];
   const whole = sampleRank({ blockLengthBytes: 1024 });
-  const plan = buildEngineTransferPlan({
-    ...samplePair(whole, whole, ["mla"]),
-    remotes,
-    numKvHeads: 3,
-  });
+  const plan = samplePlan(whole, whole, { groups: ["mla"], remotes, numKvHeads: 3 });
   expect(plan.sources.map(({ remoteRank }) => remoteRank)).toEqual([0]);
   expect(plan.notifyOnlyRanks).toEqual([1]);
   expect(plan.headsOfRegion).toEqual([1, 1]);
@@ -620,7 +578,7 @@ describe("conversions", () => {
 test("blockOrder is token-major for one head, and opaque for a layout that spreads heads", () => {
   const order = (layout: "LBHNC" | "LHBNC", tpSize: number) => {
     const rank = sampleRank({ layout, tpSize });
-    return buildEngineTransferPlan(samplePair(rank, rank)).blockOrder;
+    return samplePlan(rank, rank).blockOrder;
   };
   expect([order("LBHNC", 1), order("LBHNC", 4), order("LHBNC", 4)]).toEqual([
     "head-major",

@@ -4,7 +4,7 @@ import type { EngineTransferPlan, TransferList } from "../engine/engine-plan-typ
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import type { RequestPlan } from "../request/request-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { mergedDescriptorCount } from "./descriptors.js";
 import { provePlan } from "./prove-plan.js";
 
@@ -76,7 +76,7 @@ test("a run merges across regions that are adjacent on both sides", () => {
     ...region,
     baseAddress: 4096 + index * bytes,
   }));
-  const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, { ...rank, regions }));
+  const plan = samplePlan({ ...rank, regions }, { ...rank, regions });
   const request = planRequest(plan, { localBlockIds: [[0, 9]], remoteBlockIds: [[0, 9]] });
   expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);
 });

@@ -4,14 +4,14 @@ import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import type { PlanFault } from "./proof-result.js";
 import { proveEnginePlans, provePlan } from "./prove-plan.js";
 import { sampleRequests } from "./sample-requests.js";
 
 const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
 const wider = sampleRank({ kernelBlockSize: 32 });
-const plan = buildEngineTransferPlan({ ...samplePair(wider), remotes });
+const plan = samplePlan(wider, {}, { remotes });
 const blocks: RequestBlocks = {
   localBlockIds: [[4, 2]],
   remoteBlockIds: [[7, 1, 3]],
@@ -76,13 +76,11 @@ test("refuses a proof when the caches have fewer blocks than groups", () => {
 });
 
 test("lists the engine's own conversions as assumed", () => {
-  const repacked = buildEngineTransferPlan({
-    ...samplePair(
-      sampleRank({ attentionBackend: "CPU_ATTN" }),
-      sampleRank({ attentionBackend: "PLAIN" }),
-    ),
-    conversions: ["attention-order"],
-  });
+  const repacked = samplePlan(
+    { attentionBackend: "CPU_ATTN" },
+    { attentionBackend: "PLAIN" },
+    { conversions: ["attention-order"] },
+  );
   const verdict = provePlan(repacked, {
     remotes: [sampleRank({ attentionBackend: "PLAIN" })],
     numKvHeads: 4,
@@ -134,7 +132,7 @@ describe("reports the first fault and its place", () => {
         "layer.1": { offsetBytes: lengthBytes, lengthBytes },
       },
     };
-    const sound = buildEngineTransferPlan(samplePair(local, remote));
+    const sound = samplePlan(local, remote);
     const proof = (given: EngineTransferPlan) =>
       provePlan(given, { remotes: [remote], numKvHeads: 4 });
     expect(proof(sound)).toMatchObject({ proven: true });
@@ -215,7 +213,7 @@ describe("reports the first fault and its place", () => {
   });
 
   test("tokens before a window that are not cleared, or cleared too far", () => {
-    const swa = buildEngineTransferPlan({ ...samplePair(wider, sampleRank(), ["swa"]) });
+    const swa = samplePlan(wider, {}, { groups: ["swa"] });
     const tables = { localBlockIds: [[4, 2]], remoteBlockIds: [[1, 3, 5]], numTokens: 64 };
     const sound = planRequest(swa, tables);
     const [pass] = sound.receivePass?.groups ?? [];
@@ -276,10 +274,7 @@ describe("reports the first fault and its place", () => {
 describe("notifications, over all local ranks", () => {
   const small = [0, 1, 2, 3].map((tpRank) => sampleRank({ tpRank, tpSize: 4 }));
   const plans = small.map((local) =>
-    buildEngineTransferPlan({
-      ...samplePair(local),
-      remotes: [remotes[local.tpRank >> 1] as RankGeometry],
-    }),
+    samplePlan(local, {}, { remotes: [remotes[local.tpRank >> 1] as RankGeometry] }),
   );
   const asked: RequestBlocks = { localBlockIds: [[1]], remoteBlockIds: [[2]], numTokens: 16 };
   const requests = plans.map((one) => planRequest(one, asked));

@@ -1,8 +1,7 @@
 import type { StagedCopy, StagingLayout } from "@kv/interface";
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { provePlan } from "./prove-plan.js";
 
 const HEADS = 4;
@@ -52,7 +51,7 @@ function stageOf(
 
 const local = sampleRank({ kernelBlockSize: 32 });
 const remotes = [sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 })];
-const plan = buildEngineTransferPlan({ ...samplePair(local), remotes });
+const plan = samplePlan(local, {}, { remotes });
 const remote = stageOf(remotes[0] as RankGeometry);
 
 const verdict = (own: StagingLayout) =>

@@ -1,15 +1,14 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import type { ReceivePassGroup } from "../request/request-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { applyReceivePass, uncoveredRuns } from "./apply-receive-pass.js";
 
 test("refuses short or missing views before it writes a byte", () => {
-  const plan = buildEngineTransferPlan(samplePair());
+  const plan = samplePlan();
   const { receivePass } = planRequest(plan, {
     localBlockIds: [[1]],
     remoteBlockIds: [[1]],
@@ -27,7 +26,7 @@ test("refuses short or missing views before it writes a byte", () => {
 test("leaves the padding between blocks unchanged", () => {
   const rank = sampleRank();
   const regions = rank.regions.map((region) => ({ ...region, blockStrideBytes: 600 }));
-  const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, rank));
+  const plan = samplePlan({ ...rank, regions }, rank);
   const { receivePass } = planRequest(plan, {
     localBlockIds: [[1]],
     remoteBlockIds: [[1]],
@@ -65,7 +64,7 @@ function small({
   region = {},
   local = {},
 }: Small = {}): EngineTransferPlan {
-  const plan = buildEngineTransferPlan(samplePair());
+  const plan = samplePlan();
   const [groupPlan] = plan.groupPlans;
   const blockLengthBytes = heads * tokens * 2;
   return {

@@ -1,11 +1,10 @@
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import type { PairedBlocks } from "../request/pair-blocks.js";
-import { samplePair } from "../sample-pair.test-support.js";
+import { samplePlan } from "../sample-pair.test-support.js";
 import { buildReceivePass } from "./build-receive-pass.js";
 
-const sample = buildEngineTransferPlan(samplePair());
+const sample = samplePlan();
 
 /** Group 1 has kernel blocks of 16 tokens. */
 function planOf(

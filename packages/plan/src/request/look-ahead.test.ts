@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { exchangedBlocks } from "./exchanged-blocks.js";
 import { planRequest } from "./request-plan.js";
 
@@ -27,7 +26,7 @@ function planOf({ windowBlock = BLOCK, groups = ["full", "swa"] }: Sides) {
     };
   });
   const side = { ...rank, regions, groupBlockTokens: [BLOCK, windowBlock] };
-  return buildEngineTransferPlan(samplePair(side, side, groups));
+  return samplePlan(side, side, { groups: groups });
 }
 
 /**

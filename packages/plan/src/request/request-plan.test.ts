@@ -1,16 +1,13 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { planRequest } from "./request-plan.js";
 import type { RequestBlocks } from "./request-plan-types.js";
 
-const equal = buildEngineTransferPlan(samplePair());
-const wider = buildEngineTransferPlan(
-  samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()),
-);
-const windowed = buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["swa"]));
+const equal = samplePlan();
+const wider = samplePlan({ kernelBlockSize: 32 });
+const windowed = samplePlan({}, {}, { groups: ["swa"] });
 const ids = (plan: EngineTransferPlan, blocks: RequestBlocks) => {
   const [read] = planRequest(plan, blocks).reads;
   // The second region repeats the ids of the first.
@@ -30,7 +27,7 @@ test("lists ids region by region, offset by the blocks of earlier regions", () =
 
 test("a full prefix hit reads nothing and notifies every waiting rank", () => {
   const remotes = Array.from({ length: 8 }, (_, tpRank) => sampleRank({ tpRank, tpSize: 8 }));
-  const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+  const plan = samplePlan({}, {}, { remotes });
   const request = planRequest(plan, { localBlockIds: [[]], remoteBlockIds: [[1, 2]] });
   expect(request).toMatchObject({ reads: [], receivePass: undefined, descriptorCount: 0 });
   expect([...request.notifyRanks].sort()).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
@@ -67,7 +64,7 @@ test("does not read remote blocks after the last token", () => {
 
 test("does not read kernel blocks after the last token", () => {
   const rank = sampleRank({ physicalBlocksPerLogical: 2 });
-  const plan = buildEngineTransferPlan(samplePair(rank, rank));
+  const plan = samplePlan(rank, rank);
   expect(ids(plan, { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 })).toEqual([
     [6],
     [2],
@@ -101,9 +98,7 @@ test("aligns a window's list at the last token", () => {
 describe("a window with fewer remote blocks", () => {
   // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth
   // there.
-  const plan = buildEngineTransferPlan(
-    samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank(), ["swa"]),
-  );
+  const plan = samplePlan({ kernelBlockSize: 32 }, {}, { groups: ["swa"] });
 
   test("zeroes the blocks before the remote's window and the start of its first block", () => {
     const blocks = { localBlockIds: [[6, 7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 };
@@ -154,9 +149,7 @@ test("the pass zeroes the last block's tail and untransferred blocks, and permut
       partialBlock: { blockId: 7, fromToken: 8 },
     },
   ]);
-  const padded = buildEngineTransferPlan(
-    samplePair(sampleRank({ physicalBlocksPerLogical: 2 }), sampleRank()),
-  );
+  const padded = samplePlan({ physicalBlocksPerLogical: 2 });
   const cut = { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 };
   expect(planRequest(padded, cut).receivePass?.groups).toEqual([
     { group: 0, permuteBlockIds: new Int32Array(0), zeroBlockIds: Int32Array.of(7) },
@@ -179,7 +172,7 @@ test("a full prefix hit needs no remote block lists", () => {
 
 test("sources with equal indices share the arrays", () => {
   const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
-  const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+  const plan = samplePlan({}, {}, { remotes });
   const request = planRequest(plan, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] });
   const [one, other] = request.reads;
   expect([...(other?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
@@ -200,7 +193,7 @@ describe("groups in regions of their own", () => {
   };
 
   test("leaves out a group without blocks", () => {
-    const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "full"]));
+    const plan = samplePlan(own(), own(), { groups: ["full", "full"] });
     const request = planRequest(plan, {
       localBlockIds: [[], [3]],
       remoteBlockIds: [[1], [2]],
@@ -225,8 +218,8 @@ describe("groups in regions of their own", () => {
       ppSize: 2,
       regions: all.regions.slice(ppRank, ppRank + 1),
     });
-    const plan = buildEngineTransferPlan({
-      ...samplePair(all, stage(0), ["full", "full"]),
+    const plan = samplePlan(all, stage(0), {
+      groups: ["full", "full"],
       remotes: [stage(0), stage(1)],
     });
     const told = [0, 1].map((group) => {
@@ -248,7 +241,7 @@ describe("groups in regions of their own", () => {
       const rank = sampleRank();
       return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
     };
-    const plan = buildEngineTransferPlan(samplePair(only([0]), only([0]), ["full", "swa"]));
+    const plan = samplePlan(only([0]), only([0]), { groups: ["full", "swa"] });
     expect(
       planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads,
     ).toHaveLength(1);
@@ -259,9 +252,9 @@ describe("groups in regions of their own", () => {
 
   test("names a repeated block by its kernel block id in the group", () => {
     const states = { stateSpace: { convBytes: 32, recurrentBytes: 64 } };
-    const plan = buildEngineTransferPlan(
-      samplePair(own({ ...states, kernelBlockSize: 32 }), own(states), ["full", "mamba"]),
-    );
+    const plan = samplePlan(own({ ...states, kernelBlockSize: 32 }), own(states), {
+      groups: ["full", "mamba"],
+    });
     const attempt =
       (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
         planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
@@ -280,10 +273,7 @@ describe("DCP", () => {
 
   test("each source has its own blocks, and one without blocks is only notified", () => {
     const remotes = [0, 1].map((tpRank) => latents({ tpRank, tpSize: 2, dcpSize: 2 }));
-    const plan = buildEngineTransferPlan({
-      ...samplePair(latents({}), undefined, ["mla"]),
-      remotes,
-    });
+    const plan = samplePlan(latents({}), undefined, { groups: ["mla"], remotes });
     const both = planRequest(plan, {
       localBlockIds: [[5, 6, 7]],
       remoteBlockIds: [[1, 2]],
@@ -306,7 +296,7 @@ describe("DCP", () => {
 
   test("local DCP only: a rank reads every second block of the remote rank", () => {
     const local = latents({ tpSize: 2, dcpSize: 2 });
-    const plan = buildEngineTransferPlan(samplePair(local, latents({}), ["mla"]));
+    const plan = samplePlan(local, latents({}), { groups: ["mla"] });
     expect(
       ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 }),
     ).toEqual([
@@ -327,10 +317,7 @@ test("notifies unread copies at every stage", () => {
       ppSize: 2,
       regions: rank.regions.slice(ppRank, ppRank + 1),
     }));
-  const plan = buildEngineTransferPlan({
-    ...samplePair(rank, rank, ["mla"]),
-    remotes: [...stage(0), ...stage(1)],
-  });
+  const plan = samplePlan(rank, rank, { groups: ["mla"], remotes: [...stage(0), ...stage(1)] });
   const { reads, notify } = planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]] });
   expect(reads.map(({ remoteRank, remotePpRank }) => [remoteRank, remotePpRank])).toEqual([
     [0, 0],
