@@ -1,5 +1,7 @@
 import {
+  DESCRIPTOR_ROW,
   type DescriptorPairs,
+  type DescriptorTable,
   descriptorPairs,
   type KvCacheKind,
   type KvCacheLayout,
@@ -11,7 +13,6 @@ import type {
   RegionGeometry,
   RequestPlan,
 } from "../../src/index.js";
-import { expandTable } from "./labelled-memory.js";
 
 /** A cache of the model, as both engines have it: attention, or state. */
 export interface CacheSpec {
@@ -251,7 +252,8 @@ export function eachCell(
         for (const [part, total] of [...cache.state.projections, cache.state.recurrent].entries()) {
           const mine = total / geometry.tpSize;
           for (let at = 0; at < mine; at += CELL) {
-            visit(bytes, offset + at, labelOf(cache.name, 100 + part, geometry.tpRank * mine + at));
+            const position = geometry.tpRank * mine + at;
+            visit(bytes, offset + at, labelOf(cache.name, group, 100 + part, position));
           }
           offset += mine;
         }
@@ -263,7 +265,7 @@ export function eachCell(
         perLogical: geometry.physicalBlocksPerLogical,
       });
       const tokens = logicalTokens / geometry.physicalBlocksPerLogical;
-      const tokenMajor = geometry.layout === "LBNHC";
+      const tokenMajor = geometry.layout.endsWith("NHC");
       const heads = headsHere(own, geometry.tpSize);
       const firstHead =
         own.heads === undefined ? 0 : Math.floor((geometry.tpRank * own.heads) / geometry.tpSize);
@@ -281,7 +283,7 @@ export function eachCell(
             visit(
               bytes,
               block * region.blockStrideBytes + inRow + cell + inCell,
-              labelOf(cache.name, firstHead + head + 4 * inCell, token),
+              labelOf(cache.name, group, firstHead + head + 4 * inCell, token),
             );
           }
         }
@@ -290,10 +292,10 @@ export function eachCell(
   }
 }
 
-/** Different for every cache, head and token; never the filler or zero. */
-function labelOf(name: string, head: number, position: number): number {
+/** Different for every cache, group, head and token; never the filler or zero. */
+function labelOf(name: string, group: number, head: number, position: number): number {
   const cache = Number(name.replaceAll(/\D/g, ""));
-  return 1 + position + 2 ** 14 * (head + 2 ** 8 * cache);
+  return 1 + position + 2 ** 14 * (head + 2 ** 8 * (cache + 2 ** 7 * group));
 }
 
 export const writeCell = (bytes: Uint8Array, offset: number, label: number) =>
@@ -302,16 +304,17 @@ export const readCell = (bytes: Uint8Array, offset: number) =>
   new DataView(bytes.buffer, bytes.byteOffset).getUint32(offset);
 
 /**
- * Executes every transfer of a request. Writing a byte twice or reading outside the memory is an
- * error.
+ * Executes every transfer of a request; returns the bytes that it moved. Writing a byte twice or
+ * reading outside the memory is an error.
  */
 export function moveAll(
   plan: EngineTransferPlan,
   request: RequestPlan,
   local: KindRank,
   remotes: readonly KindRank[],
-  written = local.bytes.map((bytes) => new Uint8Array(bytes.length)),
-): void {
+): number {
+  const written = local.bytes.map((bytes) => new Uint8Array(bytes.length));
+  let moved = 0;
   for (const read of request.reads) {
     const list = plan.sources[read.sourceIndex]?.lists[read.listIndex];
     const remote = remotes.find(
@@ -344,8 +347,20 @@ export function moveAll(
         if (marks[at] === 1) throw new Error(`byte ${at} of region ${region} is written twice`);
         marks[at] = 1;
       }
+      moved += here.lengthBytes;
     }
   }
+  return moved;
+}
+
+function expandTable({ rows }: DescriptorTable): { address: number; lengthBytes: number }[] {
+  const expanded: { address: number; lengthBytes: number }[] = [];
+  for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
+    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(at);
+    for (let index = 0; index < count; index++)
+      expanded.push({ address: address + index * stride, lengthBytes });
+  }
+  return expanded;
 }
 
 function regionAt(

@@ -1,20 +1,29 @@
-import type { KvCacheKind } from "@kv/interface";
+import type { BlockIds, KvCacheKind } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
+import { expect } from "vitest";
 import {
+  applyReceivePass,
   buildEngineTransferPlan,
-  type EngineTransferPlan,
-  type RankGeometry,
+  planRequest,
+  type ReceiveConversion,
+  type RegionGeometry,
   type RequestBlocks,
 } from "../../src/index.js";
 import { share } from "../share.js";
 import {
   blockTokensOf,
   type CacheSpec,
+  CELL,
+  eachCell,
   groupKvHeadsOf,
   type KindEngine,
+  type KindRank,
   kindEngine,
+  moveAll,
+  readCell,
   specOfGroup,
+  writeCell,
 } from "./kind-memory.js";
 
 /**
@@ -30,6 +39,9 @@ export interface KindScene {
   readonly form: "permute" | "direct" | undefined;
   readonly numTokens: number;
   readonly computedBlocks: number;
+  /** False: the request does not say how many blocks a prefix hit supplies. */
+  readonly tellsComputed?: boolean;
+  readonly conversions?: readonly ReceiveConversion[];
   /** Number of blocks that a window keeps. */
   readonly windowBlocks: number;
   readonly states: number;
@@ -196,50 +208,76 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
     };
   });
 
-function tablesOf(scene: KindScene, engine: KindEngine, seed: number): number[][] {
-  let next = 1;
-  return scene.groups.map((kind, group) => {
-    const logical = blockTokensOf(specOfGroup(scene.caches, group), engine);
-    const all = Math.ceil(scene.numTokens / (logical * (engine.dcpSize ?? 1)));
-    const tokenless = kind === "mamba" || kind === "circular";
-    const windowed = kind === "swa" || kind === "swa-mla";
-    const count = tokenless ? scene.states : windowed ? Math.min(all, scene.windowBlocks) : all;
-    const ids = Array.from({ length: count }, (_, index) => next + index);
-    next += count + (seed % 3);
-    return seed % 2 === 0 ? ids : ids.reverse();
-  });
-}
-
-export function requestOfKinds(scene: KindScene): RequestBlocks {
-  const local = tablesOf(scene, scene.decode, scene.seed);
+/** The tables of the whole sequence, of both sides: fragmented, and never shared by groups. */
+export function tablesOfKinds(scene: KindScene): { prefill: number[][]; decode: number[][] } {
+  const tablesOf = (engine: KindEngine, seed: number) => {
+    let next = 1;
+    return scene.groups.map((kind, group) => {
+      const logical = blockTokensOf(specOfGroup(scene.caches, group), engine);
+      const all = Math.ceil(scene.numTokens / (logical * (engine.dcpSize ?? 1)));
+      const count = kind === "mamba" || kind === "circular" ? scene.states : all;
+      const begin = next;
+      next += count + (seed % 3);
+      const take = (step: number) =>
+        Array.from({ length: count }, (_, index) => begin + ((index * step) % count));
+      const ids = take(1 + (seed % 4));
+      return new Set(ids).size === count ? ids : take(1).reverse();
+    });
+  };
   return {
-    localBlockIds: local.map((ids, group) => {
-      const kind = scene.groups[group];
-      return kind === "full" || kind === "mla" ? ids.slice(scene.computedBlocks) : ids;
-    }),
-    remoteBlockIds: tablesOf(scene, scene.prefill, scene.seed + 1),
-    numTokens: scene.numTokens,
-    localComputedBlocks: scene.groups.map(() => scene.computedBlocks),
+    prefill: tablesOf(scene.prefill, scene.seed + 1),
+    decode: tablesOf(scene.decode, scene.seed),
   };
 }
 
-/** The plans of all decode ranks. Throws the planner's errors. */
-export function buildKinds(scene: KindScene): {
-  readonly remotes: readonly RankGeometry[];
-  readonly plans: readonly EngineTransferPlan[];
-} {
-  const { caches, groups } = scene;
-  const geometries = (engine: KindEngine, base: number) =>
-    kindEngine(engine, caches, groups, base, 0).map(({ geometry }) => geometry);
-  const [remotes, locals] = [geometries(scene.prefill, 2 ** 40), geometries(scene.decode, 2 ** 36)];
-  const plans = locals.map((local) => {
-    const [other] = remotes as [RankGeometry];
+const isWindow = (kind: KvCacheKind) => kind === "swa" || kind === "swa-mla";
+const isSequence = (kind: KvCacheKind) => kind === "full" || kind === "mla";
+
+export function requestOfKinds(scene: KindScene): RequestBlocks {
+  const { prefill, decode } = tablesOfKinds(scene);
+  const inWindow = (tables: number[][]) =>
+    tables.map((ids, group) =>
+      isWindow(scene.groups[group] ?? "") ? ids.slice(-scene.windowBlocks) : ids,
+    );
+  return {
+    localBlockIds: inWindow(decode).map((ids, group) =>
+      isSequence(scene.groups[group] ?? "") ? ids.slice(scene.computedBlocks) : ids,
+    ),
+    remoteBlockIds: inWindow(prefill),
+    numTokens: scene.numTokens,
+    ...(scene.tellsComputed === false
+      ? {}
+      : { localComputedBlocks: scene.groups.map(() => scene.computedBlocks) }),
+  };
+}
+
+/** The first token of each group that decode receives: after a prefix hit, or in both windows. */
+function firstTokens(scene: KindScene): number[] {
+  const { prefill, decode } = tablesOfKinds(scene);
+  return scene.groups.map((kind, group) => {
+    const tokens = (engine: KindEngine) =>
+      blockTokensOf(specOfGroup(scene.caches, group), engine) * (engine.dcpSize ?? 1);
+    const begin = (ids: readonly number[] = [], engine: KindEngine) =>
+      Math.max(0, ids.length - scene.windowBlocks) * tokens(engine);
+    if (isWindow(kind))
+      return Math.max(begin(prefill[group], scene.prefill), begin(decode[group], scene.decode));
+    return isSequence(kind) ? scene.computedBlocks * tokens(scene.decode) : 0;
+  });
+}
+
+/** Both engines with their memory, and the plans of all decode ranks. Throws the planner's errors. */
+export function buildKinds(scene: KindScene) {
+  const { caches, groups, conversions, form } = scene;
+  const prefill = kindEngine(scene.prefill, caches, groups, 2 ** 40, 0xdd);
+  const decode = kindEngine(scene.decode, caches, groups, 2 ** 36, FILLER);
+  const remotes = prefill.map(({ geometry }) => geometry);
+  const plans = decode.map(({ geometry: local }) => {
     const asked = handshakeTargetRanks({
       tpRank: local.tpRank,
       tpSize: local.tpSize,
-      remoteTpSize: other.tpSize,
+      remoteTpSize: scene.prefill.tpSize,
       dcpSize: local.dcpSize ?? 1,
-      remoteDcpSize: other.dcpSize ?? 1,
+      remoteDcpSize: scene.prefill.dcpSize ?? 1,
     });
     return buildEngineTransferPlan({
       groups,
@@ -248,8 +286,95 @@ export function buildKinds(scene: KindScene): {
       local,
       remotes: remotes.filter(({ tpRank }) => asked.includes(tpRank)),
       prefixCaching: false,
-      ...(scene.form === undefined ? {} : { form: scene.form }),
+      conversions,
+      form,
     });
   });
-  return { remotes, plans };
+  return { prefill, decode, remotes, plans };
+}
+
+const FILLER = 0xee;
+
+/**
+ * Moves the bytes of a scene's request. Throws unless every cell of the request arrives, all other
+ * bytes of its blocks are zero, no byte outside of them changes, and each prefill rank hears of it
+ * as often as it awaits. Returns the plans, the requests, and the notifications by stage and rank.
+ */
+export function moveKinds(scene: KindScene) {
+  const { prefill, decode, plans } = buildKinds(scene);
+  const { groups, numTokens } = scene;
+  const tables = tablesOfKinds(scene);
+  for (const rank of prefill)
+    eachCell(rank, groups, { numTokens, tables: tables.prefill }, writeCell);
+
+  const blocks = requestOfKinds(scene);
+  const told = new Map<string, number>();
+  const made = plans.map((plan, index) => {
+    const local = decode[index] as KindRank;
+    const request = planRequest(plan, blocks);
+    const read = request.reads.map(
+      ({ remotePpRank, remoteRank }) => `${remotePpRank}.${remoteRank}`,
+    );
+    const notified = request.notify.map(({ ppRank, tpRank }) => `${ppRank}.${tpRank}`);
+    for (const rank of [...new Set(read), ...notified]) told.set(rank, (told.get(rank) ?? 0) + 1);
+    expect(moveAll(plan, request, local, prefill)).toBe(request.lengthBytes);
+    if (request.receivePass !== undefined) applyReceivePass(plan, request.receivePass, local.bytes);
+    return { plan, request };
+  });
+  for (const { geometry } of prefill)
+    expect(told.get(`${geometry.ppRank}.${geometry.tpRank}`)).toBe(plans[0]?.localConsumers);
+
+  const expected = kindEngine(scene.decode, scene.caches, groups, 2 ** 36, FILLER);
+  const cells = { numTokens, tables: tables.decode, fromToken: firstTokens(scene) };
+  for (const [index, rank] of expected.entries()) {
+    const got = decode[index] as KindRank;
+    eachBlock(rank, groups, blocks.localBlockIds, (region, from, to, isZeroed) => {
+      const bytes = rank.bytes[region] as Uint8Array;
+      if (isZeroed && plans[index]?.uncovered === "zeroed") bytes.fill(0, from, to);
+      else bytes.set((got.bytes[region] as Uint8Array).subarray(from, to), from);
+    });
+    eachCell(rank, groups, cells, writeCell);
+    for (const [region, bytes] of rank.bytes.entries()) {
+      const other = got.bytes[region] as Uint8Array;
+      const differs = bytes.findIndex((byte, at) => byte !== other[at]);
+      if (differs < 0) continue;
+      const [is, wanted] = [other, bytes].map((all) => readCell(all, differs - (differs % CELL)));
+      expect.fail(
+        `decode rank ${index}, region ${region}, byte ${differs}: label ${is}, expected ${wanted}`,
+      );
+    }
+  }
+  return { made, told };
+}
+
+/**
+ * Every block of a request in every cache of a rank. What is no cell of the request is zeroed where
+ * a block is heads and tokens alone.
+ */
+function eachBlock(
+  { geometry, caches }: KindRank,
+  groups: readonly KvCacheKind[],
+  blockIds: BlockIds,
+  visit: (region: number, from: number, to: number, isZeroed: boolean) => void,
+): void {
+  const per = geometry.physicalBlocksPerLogical;
+  for (const [index, cache] of caches.entries()) {
+    const page = geometry.packedMembers?.[cache.name];
+    const at = page === undefined ? index : 0;
+    const region = geometry.regions[at] as RegionGeometry;
+    for (const group of cache.groups) {
+      const kind = groups[group] ?? "";
+      const isPlain = cache.state === undefined && cache.of === undefined && kind !== "circular";
+      for (const id of blockIds[group] ?? []) {
+        for (let block = id * per; block < (id + 1) * per; block++) {
+          const from = block * region.blockStrideBytes + (page?.offsetBytes ?? 0);
+          const lengthBytes =
+            kind === "mamba"
+              ? region.blockStrideBytes
+              : (page?.lengthBytes ?? region.blockLengthBytes);
+          visit(at, from, from + lengthBytes, isPlain);
+        }
+      }
+    }
+  }
 }

@@ -1,5 +1,4 @@
 import type { KvCacheKind } from "@kv/interface";
-import { handshakeTargetRanks } from "@kv/topology";
 import { describe, expect, test } from "vitest";
 import {
   applyReceivePass,
@@ -8,150 +7,31 @@ import {
   type RankGeometry,
 } from "../../src/index.js";
 import { provePlan } from "../../src/prove/index.js";
-import {
-  blockTokensOf,
-  type CacheSpec,
-  eachCell,
-  groupKvHeadsOf,
-  type KindEngine,
-  type KindRank,
-  kindEngine,
-  moveAll,
-  readCell,
-  specOfGroup,
-  writeCell,
-} from "./kind-memory.js";
-
-interface Scene {
-  readonly groups: readonly KvCacheKind[];
-  readonly caches: readonly CacheSpec[];
-  readonly numKvHeads?: number;
-  readonly prefill?: Partial<KindEngine>;
-  readonly decode?: Partial<KindEngine>;
-  readonly numTokens?: number;
-  /**
-   * Number of window blocks that both sides keep, per group; without it the lists cover the whole
-   * sequence.
-   */
-  readonly window?: readonly (number | undefined)[];
-  readonly computedBlocks?: number;
-}
+import type { CacheSpec, KindEngine } from "./kind-memory.js";
+import { type KindScene, moveKinds } from "./kind-scenes.js";
 
 const ENGINE: KindEngine = { tpSize: 1, kernelTokens: 8, perLogical: 1, logicalBlocks: 40 };
-const [PREFILL_FILLER, DECODE_FILLER] = [0xdd, 0xee];
 
-/** Ids differ on both sides, are fragmented, and are never shared by groups. */
-function tablesOf(scene: Scene, engine: KindEngine, step: number): number[][] {
-  let next = 1;
-  return scene.groups.map((kind, group) => {
-    const logical = blockTokensOf(specOfGroup(scene.caches, group), engine);
-    const all = Math.ceil((scene.numTokens ?? 61) / (logical * (engine.dcpSize ?? 1)));
-    const count = kind === "mamba" ? 1 : kind === "circular" ? 2 : all;
-    const ids = Array.from({ length: count }, (_, index) => next + ((index * step) % count));
-    next += count;
-    return new Set(ids).size === count ? ids : ids.map((_, index) => next - 1 - index);
-  });
+interface Scene extends Omit<Partial<KindScene>, "prefill" | "decode"> {
+  readonly groups: readonly KvCacheKind[];
+  readonly caches: readonly CacheSpec[];
+  readonly prefill?: Partial<KindEngine>;
+  readonly decode?: Partial<KindEngine>;
 }
 
-function run(scene: Scene) {
-  const { groups, caches, numTokens = 61 } = scene;
-  const [prefillShape, decodeShape] = [
-    { ...ENGINE, ...scene.prefill },
-    { ...ENGINE, ...scene.decode },
-  ];
-  const prefill = kindEngine(prefillShape, caches, groups, 2 ** 40, PREFILL_FILLER);
-  const decode = kindEngine(decodeShape, caches, groups, 2 ** 32, DECODE_FILLER);
-  const [prefillTables, decodeTables] = [
-    tablesOf(scene, prefillShape, 3),
-    tablesOf(scene, decodeShape, 2),
-  ];
-  const at = { numTokens };
-  for (const rank of prefill) eachCell(rank, groups, { ...at, tables: prefillTables }, writeCell);
-  const told = new Map<string, number>();
-  const made = decode.map((local) => {
-    const { tpRank, tpSize, dcpSize = 1 } = local.geometry;
-    const asked = handshakeTargetRanks({
-      tpRank,
-      tpSize,
-      remoteTpSize: prefillShape.tpSize,
-      dcpSize,
-      remoteDcpSize: prefillShape.dcpSize ?? 1,
-    });
-    const plan = buildEngineTransferPlan({
-      groups,
-      numKvHeads: scene.numKvHeads ?? 4,
-      ...groupKvHeadsOf(caches, groups),
-      local: local.geometry,
-      remotes: prefill
-        .filter(({ geometry }) => asked.includes(geometry.tpRank))
-        .map(({ geometry }) => geometry),
-      prefixCaching: false,
-    });
-    const clip = (tables: readonly (readonly number[])[]) =>
-      tables.map((ids, group) => {
-        const kept = scene.window?.[group];
-        return kept === undefined ? ids : ids.slice(-kept);
-      });
-    const computed = scene.computedBlocks ?? 0;
-    const wanted = clip(decodeTables).map((ids, group) =>
-      groups[group] === "full" || groups[group] === "mla" ? ids.slice(computed) : ids,
-    );
-    const request = planRequest(plan, {
-      localBlockIds: wanted,
-      remoteBlockIds: clip(prefillTables),
-      numTokens,
-      localComputedBlocks: groups.map(() => computed),
-    });
-    for (const { tpRank: rank, ppRank } of [
-      ...request.notify,
-      ...new Map(
-        request.reads.map((read) => [
-          `${read.remotePpRank}.${read.remoteRank}`,
-          { tpRank: read.remoteRank, ppRank: read.remotePpRank },
-        ]),
-      ).values(),
-    ]) {
-      told.set(`${ppRank}.${rank}`, (told.get(`${ppRank}.${rank}`) ?? 0) + 1);
-    }
-    moveAll(plan, request, local, prefill);
-    if (request.receivePass !== undefined) applyReceivePass(plan, request.receivePass, local.bytes);
-    return { plan, request };
+function run({ prefill, decode, ...scene }: Scene) {
+  return moveKinds({
+    numKvHeads: 4,
+    numTokens: 61,
+    computedBlocks: 0,
+    windowBlocks: Number.POSITIVE_INFINITY,
+    states: 1,
+    seed: 1,
+    form: undefined,
+    ...scene,
+    prefill: { ...ENGINE, ...prefill },
+    decode: { ...ENGINE, ...decode },
   });
-  expectCells(scene, decode, decodeTables, decodeShape, numTokens);
-  return { made, told, prefill, decode };
-}
-
-/**
- * Checks that every cell of the request arrived, and that only blocks of the request were written.
- */
-function expectCells(
-  scene: Scene,
-  decode: readonly KindRank[],
-  tables: readonly (readonly number[])[],
-  shape: KindEngine,
-  numTokens: number,
-): void {
-  const logical = (group: number) => blockTokensOf(specOfGroup(scene.caches, group), shape);
-  const fromToken = scene.groups.map((kind, group) => {
-    const kept = scene.window?.[group];
-    if (kept !== undefined)
-      return Math.max(0, (tables[group] as number[]).length - kept) * logical(group);
-    return kind === "full" || kind === "mla"
-      ? (scene.computedBlocks ?? 0) * logical(group) * (shape.dcpSize ?? 1)
-      : 0;
-  });
-  let cells = 0;
-  for (const rank of decode) {
-    eachCell(rank, scene.groups, { numTokens, tables, fromToken }, (bytes, offset, label) => {
-      const got = readCell(bytes, offset);
-      if (got !== label)
-        expect.fail(
-          `rank ${rank.geometry.tpRank}, byte ${offset}: ${got}, expected ${label} (token, head, cache packed)`,
-        );
-      cells += 1;
-    });
-  }
-  expect(cells).toBeGreaterThan(0);
 }
 
 const dense: readonly CacheSpec[] = [
@@ -460,7 +340,7 @@ describe("MLA", () => {
       { name: "layer.0", groups: [0] },
       { name: "layer.1", groups: [1] },
     ];
-    run({ groups: ["mla", "swa-mla"], caches, window: [undefined, 3], prefill: { packed: true } });
+    run({ groups: ["mla", "swa-mla"], caches, windowBlocks: 3, prefill: { packed: true } });
   });
 
   test("moves equally packed rows whole", () => {
@@ -489,7 +369,7 @@ describe("groups", () => {
       const { made } = run({
         groups: ["full", "swa"],
         caches: pair(4),
-        window: [undefined, 3],
+        windowBlocks: 3,
         prefill: { tpSize: p },
         decode: { tpSize: d },
       });
@@ -502,7 +382,7 @@ describe("groups", () => {
       { name: "layer.0", groups: [0], heads: 4 },
       { name: "layer.1", groups: [1], heads: 2, blockTokens: 16 },
     ];
-    const plain = { groups: ["full", "swa"] as const, caches, window: [undefined, 2] };
+    const plain = { groups: ["full", "swa"] as const, caches, windowBlocks: 2 };
     run(plain);
     run({ ...plain, prefill: { tpSize: 2 } });
     run({ ...plain, decode: { tpSize: 2 } });
@@ -525,7 +405,7 @@ describe("groups", () => {
         groups: ["full", "swa"],
         caches,
         numKvHeads: 16,
-        window: [undefined, 3],
+        windowBlocks: 3,
         prefill: { layout: pLayout, tpSize: p },
         decode: { layout: dLayout, tpSize: d },
       });
@@ -552,7 +432,7 @@ describe("groups", () => {
     for (const of of [{ 0: own }, { 1: own }]) {
       const caches: readonly CacheSpec[] = [{ name: "layer.0", groups: [0, 1], heads: 8, of }];
       const whole: Scene = { groups: ["full", "swa"], caches, numKvHeads: 8 };
-      const scene = { ...whole, window: [undefined, 2] };
+      const scene = { ...whole, windowBlocks: 2 };
       run(scene);
       run({ ...scene, prefill: { tpSize: 2 } });
       run({ ...scene, decode: { tpSize: 2 } });
@@ -567,7 +447,7 @@ describe("groups", () => {
 
   test("circular scratch: moves whole blocks and zeroes nothing", () => {
     const caches: readonly CacheSpec[] = [...latent, { name: "layer.2", groups: [1] }];
-    const scene: Scene = { groups: ["mla", "circular"], caches, numTokens: 16 };
+    const scene: Scene = { groups: ["mla", "circular"], caches, numTokens: 16, states: 2 };
     const { made } = run(scene);
     expect(made[0]?.request.receivePass).toBeUndefined();
   });
@@ -578,6 +458,7 @@ describe("groups", () => {
       groups: ["mla", "circular"],
       caches,
       numTokens: 48,
+      states: 2,
       prefill: { perLogical: 3 },
       decode: { perLogical: 3 },
     };
@@ -665,7 +546,7 @@ describe("pipeline stages of the producer", () => {
       { name: "layer.0", groups: [0], heads: 4 },
       { name: "layer.1", groups: [1], heads: 4 },
     ];
-    const model = { groups: ["full", "swa"], caches, window: [undefined, 3] };
+    const model = { groups: ["full", "swa"], caches, windowBlocks: 3 };
     run({ ...model, prefill: { stages } });
     run({ ...model, prefill: { stages }, decode: { tpSize: 2 } });
   });
