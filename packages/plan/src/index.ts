@@ -3,21 +3,19 @@ export {
   type CompatibilityOptions,
   checkCompatibility,
   type PairFacts,
+  type ReceiveConversion,
 } from "./engine/compatibility.js";
-export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
-export type {
-  BlockOrder,
-  EngineTransferPlan,
-  GroupExtent,
-  GroupPlan,
-  ReceiveConversion,
-  RegionIndexing,
-  SegmentPlan,
-  SourcePlan,
-  TransferForm,
-  TransferList,
-} from "./engine/engine-plan-types.js";
+export type { RegionIndexing } from "./engine/descriptor-tables.js";
+export {
+  type BuildPlanOptions,
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+} from "./engine/engine-plan.js";
+export type { GroupPlan } from "./engine/group-plans.js";
 export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
+export type { SegmentPlan, SourcePlan, TransferList } from "./engine/source-plans.js";
+export type { TransferForm } from "./engine/transfer-form.js";
+export type { BlockOrder } from "./geometry/layout.js";
 export type {
   ModelGeometry,
   PackedMember,
@@ -27,6 +25,7 @@ export type {
 } from "./geometry/rank-geometry.js";
 export type {
   CacheKind,
+  GroupExtent,
   Piece,
   PieceContext,
   PiecePlace,
@@ -35,18 +34,13 @@ export type {
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, registerCacheKind } from "./kinds/registry.js";
 export { applyReceivePass, uncoveredRuns } from "./receive/apply-receive-pass.js";
+export type { ReceivePass, ReceivePassGroup } from "./receive/build-receive-pass.js";
 export {
   type ExchangeOptions,
   exchangedBlocks,
   groupBlockTokens,
 } from "./request/exchanged-blocks.js";
-export { planRequest } from "./request/request-plan.js";
-export type {
-  ReceivePass,
-  ReceivePassGroup,
-  RemoteRankId,
-  RequestBlocks,
-  RequestPlan,
-  RequestRead,
-} from "./request/request-plan-types.js";
+export type { RequestBlocks } from "./request/request-checks.js";
+export { planRequest, type RemoteRankId, type RequestPlan } from "./request/request-plan.js";
+export type { RequestRead } from "./request/request-read.js";
 export { swapDirection } from "./request/swap-direction.js";

@@ -1,6 +1,9 @@
 import type { KvCacheKind } from "@kv/interface";
-import { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
-import type { EngineTransferPlan } from "./engine/engine-plan-types.js";
+import {
+  type BuildPlanOptions,
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+} from "./engine/engine-plan.js";
 import type { RankGeometry } from "./geometry/rank-geometry.js";
 
 /** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */

@@ -11,8 +11,10 @@ export interface KvHeadRange {
 
 /**
  * The KV heads that a rank holds: a share of them, or one head that other ranks hold as well when
- * there are more ranks than heads. Errors: `KV_TOPOLOGY_INVALID` when neither of TP size and heads
- * divides the other, or when a number is out of range.
+ * there are more ranks than heads.
+ *
+ * @throws `KV_TOPOLOGY_INVALID` when neither of TP size and heads divides the other, or when a
+ * number is out of range.
  */
 export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number): KvHeadRange {
   requireRank("tpRank", tpRank, "tpSize", tpSize);

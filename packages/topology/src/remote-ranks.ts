@@ -53,8 +53,10 @@ function dcpSourceRanks(pair: EnginePair): number[] {
 
 /**
  * Remote ranks that the local rank shakes hands with before it can plan: those it reads and those
- * it only notifies. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a
- * number is out of range.
+ * it only notifies.
+ *
+ * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of
+ * range.
  */
 export function handshakeTargetRanks(pair: EnginePair): number[] {
   requireDcp(pair);
@@ -65,7 +67,8 @@ export function handshakeTargetRanks(pair: EnginePair): number[] {
 /**
  * The remote ranks that shake hands with the local rank: those that name it in their
  * `handshakeTargetRanks`. They are the ones that a P which pushes writes to, or only notifies.
- * Errors: as `handshakeTargetRanks`.
+ *
+ * @throws As `handshakeTargetRanks`.
  */
 export function handshakeSourceRanks(pair: EnginePair): number[] {
   const { tpRank, tpSize, remoteTpSize, dcpSize, remoteDcpSize } = pair;
@@ -84,7 +87,8 @@ export function handshakeSourceRanks(pair: EnginePair): number[] {
 
 /**
  * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending.
- * Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or `tpRank` is not below
+ *
+ * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or `tpRank` is not below
  * `tpSize`.
  */
 export function targetRemoteRanks(pair: EnginePair): number[] {
@@ -98,8 +102,10 @@ export function targetRemoteRanks(pair: EnginePair): number[] {
 
 /**
  * Notifications that a remote rank awaits from all of its readers before it frees a request's
- * blocks: the `n` of vLLM's `"{request_id}:{n}"`. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do
- * not divide one another, or a number is out of range.
+ * blocks: the `n` of vLLM's `"{request_id}:{n}"`.
+ *
+ * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of
+ * range.
  */
 export function dcpConsumerCount(pair: EnginePair): number {
   const { tpSize, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;

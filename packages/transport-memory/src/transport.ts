@@ -50,8 +50,9 @@ export interface MemoryTransport extends Transport, AsyncDisposable {
 
 /**
  * Creates an in-process transport: its agents copy bytes between buffers of this process, over a
- * simulated network with latency and faults. Errors: `KV_CONFIG_INVALID` for a network that
- * `memoryNetwork` did not create.
+ * simulated network with latency and faults.
+ *
+ * @throws `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
  */
 export function memoryTransport(options: MemoryTransportOptions = {}): MemoryTransport {
   const network = options.network ?? memoryNetwork(options);

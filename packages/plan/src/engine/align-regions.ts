@@ -22,8 +22,10 @@ export interface AlignedRank {
  * stage are those of its own layers, and are matched by name. A row that packs the pages of several
  * layers becomes a region per page, where the local rank has a region per layer. (vLLM 0.33:
  * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices of pipeline
- * stages.) Errors: `KV_PLAN_INCOMPATIBLE` with the missing caches, `KV_PLAN_INVALID` for a cache
- * that is in two regions or a page that leaves its row.
+ * stages.)
+ *
+ * @throws `KV_PLAN_INCOMPATIBLE` with the missing caches, `KV_PLAN_INVALID` for a cache that is in
+ * two regions or a page that leaves its row.
  */
 export function alignRegions(local: RankGeometry, remote: RankGeometry): AlignedRank {
   const [mine, theirs] = [local.packedMembers, remote.packedMembers];

@@ -1,15 +1,11 @@
+import type { BlockOrder } from "../geometry/layout.js";
 import type { Piece, SourcePosition } from "../kinds/cache-kind.js";
-import type { BlockOrder } from "./engine-plan-types.js";
 
 /** A block of heads and tokens on one side. */
 export interface AttentionSide {
-  /** Bytes of a kernel block. */
   readonly blockBytes: number;
-  /** KV heads in a block. */
   readonly heads: number;
-  /** Tokens in a kernel block. */
   readonly tokens: number;
-  /** Order of heads and tokens. */
   readonly order: BlockOrder;
 }
 
@@ -23,7 +19,6 @@ export interface AttentionShape {
   readonly sharedHeads: number;
   /** The first of the shared heads in the local block, for a source. */
   localHead(source: SourcePosition): number;
-  /** The first of the shared heads in the remote block. */
   readonly remoteHead: number;
   /**
    * The groups of the region have different numbers of tokens or heads in a block, so a piece of

@@ -6,7 +6,6 @@ import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
 import type { BlockParts } from "./attention-pieces.js";
-import type { ReceiveConversion } from "./engine-plan-types.js";
 import {
   groupsOfRegion,
   headsInBlock,
@@ -15,6 +14,13 @@ import {
   mappingsByHeads,
   whyWhole,
 } from "./region-heads.js";
+
+/**
+ * A conversion that only the engine can do, after a receive. `attention-order`: the attention
+ * backends have different names, so the order inside a head may differ. `hnd-to-nhd`: the remote
+ * cache is head-major and the local one token-major (vLLM: `enable_permute_local_kv`).
+ */
+export type ReceiveConversion = "attention-order" | "hnd-to-nhd";
 
 /** Input of `checkCompatibility`. */
 export interface CompatibilityOptions extends ModelGeometry {

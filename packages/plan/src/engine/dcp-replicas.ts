@@ -7,8 +7,9 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
  * of the same slice of a sequence. Each reader reads one replica of a slice, readers choose
  * different replicas, and every reader notifies all of them. So a remote rank awaits a notification
  * from each reader of its slice. (vLLM 0.33 has DCP groups of 1 or of all ranks only; its
- * `dcp_source_ranks` would read every replica.) Errors: `KV_PLAN_UNSUPPORTED` where no reader would
- * notify a replica.
+ * `dcp_source_ranks` would read every replica.)
+ *
+ * @throws `KV_PLAN_UNSUPPORTED` where no reader would notify a replica.
  */
 export function readOneReplica(
   mapping: TpMapping,

@@ -1,7 +1,21 @@
 import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { PiecePlace } from "../kinds/cache-kind.js";
-import type { RegionIndexing } from "./engine-plan-types.js";
+
+/**
+ * The place of a segment in a table: part `p` of block `b` is descriptor
+ * `offset + b * blockStep + p * partStep`.
+ */
+export interface RegionIndexing {
+  /** Id of the segment's first descriptor. */
+  readonly offset: number;
+  /** Descriptors of the segment; 0 where the rank does not hold it. */
+  readonly count: number;
+  /** Ids from one block to the next. */
+  readonly blockStep: number;
+  /** Ids from one part of a block to the next. */
+  readonly partStep: number;
+}
 
 /** One side of a segment: the blocks of a region, cut into parts. */
 export interface SegmentSide {
@@ -73,12 +87,10 @@ export function tableOf(rank: RankGeometry, segments: readonly SegmentSide[]): D
 
 /** A row of a descriptor table, with the id of its first descriptor. */
 export interface DescriptorRow {
-  /** Id of the first descriptor. */
   readonly firstId: number;
   readonly count: number;
   readonly address: number;
   readonly lengthBytes: number;
-  /** Bytes from one descriptor of the row to the next. */
   readonly stride: number;
 }
 

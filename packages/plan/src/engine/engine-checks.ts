@@ -44,7 +44,8 @@ export function assertContextParallelSupported(
 
 /**
  * Refuses a region that belongs to different groups on the two sides: block ids are given by group.
- * Errors: `KV_PLAN_UNSUPPORTED`.
+ *
+ * @throws `KV_PLAN_UNSUPPORTED`.
  */
 export function requireSameGroups(pairs: readonly RegionPair[]): void {
   for (const { region, remoteRegion } of pairs) {
@@ -59,8 +60,10 @@ export function requireSameGroups(pairs: readonly RegionPair[]): void {
 }
 
 /**
- * Refuses blocks that do not divide into equal shares on both sides. Errors: `KV_PLAN_INVALID`
- * where a block does not divide, `KV_PLAN_INCOMPATIBLE` where the shares differ in bytes.
+ * Refuses blocks that do not divide into equal shares on both sides.
+ *
+ * @throws `KV_PLAN_INVALID` where a block does not divide, `KV_PLAN_INCOMPATIBLE` where the shares
+ * differ in bytes.
  */
 export function requireWholeShares(
   pairs: readonly RegionPair[],
@@ -118,7 +121,8 @@ export function requireWholeShares(
 
 /**
  * Refuses remote ranks of one engine that differ in more than addresses, device and rank number.
- * Errors: `KV_PLAN_INVALID` with both values.
+ *
+ * @throws `KV_PLAN_INVALID` with both values.
  */
 export function requireSameEngine(first: RankGeometry, other: RankGeometry): void {
   const facts = (rank: RankGeometry) => ({
@@ -166,9 +170,10 @@ export function requireOneHolder(
 }
 
 /**
- * The remote ranks by tensor-parallel rank. Errors: `KV_PLAN_INCOMPATIBLE` for a rank that the
- * mapping neither reads nor notifies, `KV_PLAN_INVALID` for a rank that is given twice or is
- * missing.
+ * The remote ranks by tensor-parallel rank.
+ *
+ * @throws `KV_PLAN_INCOMPATIBLE` for a rank that the mapping neither reads nor notifies,
+ * `KV_PLAN_INVALID` for a rank that is given twice or is missing.
  */
 export function ranksByNumber(
   remotes: readonly RankGeometry[],

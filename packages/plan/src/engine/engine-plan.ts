@@ -1,10 +1,16 @@
-import { KvError } from "@kv/interface";
-import { kvHeadsOfRank } from "@kv/topology";
-import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
+import { type KvCacheKind, KvError } from "@kv/interface";
+import { kvHeadsOfRank, type TpMapping } from "@kv/topology";
+import { type BlockOrder, hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { type AlignedRank, alignRegions, withStageGroups } from "./align-regions.js";
 import type { AttentionShape } from "./attention-pieces.js";
-import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
+import {
+  checkCompatibility,
+  isMlaModel,
+  type PairFacts,
+  type ReceiveConversion,
+} from "./compatibility.js";
+import type { RegionIndexing } from "./descriptor-tables.js";
 import {
   assertContextParallelSupported,
   ranksByNumber,
@@ -13,12 +19,83 @@ import {
   requireSameGroups,
   requireWholeShares,
 } from "./engine-checks.js";
-import type { BlockOrder, EngineTransferPlan, ReceiveConversion } from "./engine-plan-types.js";
-import { groupPlans } from "./group-plans.js";
+import { type GroupPlan, groupPlans } from "./group-plans.js";
 import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "./region-heads.js";
 import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
-import { segmentPlans, sourcePlans } from "./source-plans.js";
-import { chooseForm } from "./transfer-form.js";
+import { type SegmentPlan, type SourcePlan, segmentPlans, sourcePlans } from "./source-plans.js";
+import { chooseForm, type TransferForm } from "./transfer-form.js";
+
+/**
+ * The plan of one local rank against one remote engine. Built once, after the handshake; frozen. It
+ * does not depend on a request.
+ */
+export interface EngineTransferPlan {
+  /** The remote ranks that the local rank reads and notifies. */
+  readonly mapping: TpMapping;
+  /** How bytes get into the order of the local cache. */
+  readonly form: TransferForm;
+  /**
+   * The reason for `form`, for people: its cost beside the other form, or the condition that
+   * excludes the other form.
+   */
+  readonly formReason: string;
+  /**
+   * Descriptors of a local kernel block. For the forms `copy` and `permute`: remote blocks in a
+   * local one. Groups whose blocks hold other numbers of tokens may have others: `groupPlans`.
+   */
+  readonly blockSizeRatio: number;
+  /**
+   * Descriptors of a remote kernel block: 1, unless the remote's blocks are not smaller parts of
+   * the local ones.
+   */
+  readonly remoteParts: number;
+  /** Kind of each KV cache group. */
+  readonly groups: readonly KvCacheKind[];
+  /** The local rank. */
+  readonly local: RankGeometry;
+  /** One of the remote ranks. All of them are equal in everything that `planRequest` uses. */
+  readonly remote: RankGeometry;
+  /** Remote ranks that are read, in the order of `mapping.allSourceRanks`, stage by stage. */
+  readonly sources: readonly SourcePlan[];
+  /** Notifications that each remote rank awaits: the `n` of vLLM's `"{request_id}:{n}"`. */
+  readonly localConsumers: number;
+  /** Remote ranks that are notified and not read. */
+  readonly notifyOnlyRanks: readonly number[];
+  /** Conversions that the engine must do after a receive. */
+  readonly conversions: readonly ReceiveConversion[];
+  /** KV heads in a local block. */
+  readonly localHeads: number;
+  /** Order of heads and tokens within a local block, for the receive pass. */
+  readonly blockOrder: BlockOrder;
+  /**
+   * What happens to local tokens that no transfer covers: the receive pass zeroes them, or the
+   * engine must mask them.
+   */
+  readonly uncovered: "zeroed" | "masked";
+  /**
+   * The segments of the tables. Without states, and in the forms `copy` and `permute`, each segment
+   * is a region.
+   */
+  readonly segments: readonly SegmentPlan[];
+  /** By group. */
+  readonly groupPlans: readonly GroupPlan[];
+  /** By segment: its place in the local tables, which is the same for all sources. */
+  readonly localIndexing: readonly RegionIndexing[];
+  /**
+   * By segment: its place in the remote tables of the first source. Other stages have other
+   * segments: `SourcePlan.remoteIndexing`.
+   */
+  readonly remoteIndexing: readonly RegionIndexing[];
+  /** By group: indices of the local regions that hold its blocks. */
+  readonly regionsOfGroup: readonly (readonly number[])[];
+  /**
+   * By region: KV heads in a local block. A draft under an MLA target, or layers with fewer heads,
+   * differ from `localHeads`.
+   */
+  readonly headsOfRegion: readonly number[];
+  /** Pipeline stages of the remote engine, ascending. */
+  readonly stages: readonly number[];
+}
 
 /** Input of `buildEngineTransferPlan`. */
 export interface BuildPlanOptions extends ModelGeometry {

@@ -3,8 +3,7 @@ import { expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import type { BlockParts } from "./attention-pieces.js";
-import type { GroupPlan } from "./engine-plan-types.js";
-import { groupPlans } from "./group-plans.js";
+import { type GroupPlan, groupPlans } from "./group-plans.js";
 import { mappingsByHeads } from "./region-heads.js";
 import type { RegionPiece } from "./segments.js";
 

@@ -1,13 +1,46 @@
+import type { KvCacheKind } from "@kv/interface";
 import { unsupported } from "../errors.js";
+import type { GroupExtent } from "../kinds/cache-kind.js";
 import { cacheKind } from "../kinds/registry.js";
 import { type BlockParts, type Cuts, partsOfBlocks } from "./attention-pieces.js";
-import type { GroupPlan } from "./engine-plan-types.js";
 import { headsInBlock, headsOfGroup, kernelTokens } from "./region-heads.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
+/** The part of a group's plan that is the same for all requests. */
+export interface GroupPlan {
+  /** Kind of the group. */
+  readonly kind: KvCacheKind;
+  /** The part of a sequence that a list of the group's blocks holds. */
+  readonly extent: GroupExtent;
+  /** Unit in which descriptors count the group's blocks. */
+  readonly unit: "kernel-block" | "logical-block";
+  /** Tokens in a logical local block. The groups of one model may differ. */
+  readonly localBlockTokens: number;
+  /** Tokens in a logical remote block. */
+  readonly remoteBlockTokens: number;
+  /** Tokens of one descriptor. Both sides' blocks hold whole multiples of it. */
+  readonly partTokens: number;
+  /** Descriptors of a local block, in `unit`s. */
+  readonly localParts: number;
+  /** Descriptors of a remote block, in `unit`s. */
+  readonly remoteParts: number;
+  /** `unit`s in a logical local block: kernel blocks, or 1 for a state. */
+  readonly localPerLogical: number;
+  /** `unit`s in a logical remote block. */
+  readonly remotePerLogical: number;
+  /** Indices of the segments that hold the group's blocks. */
+  readonly segments: readonly number[];
+  /**
+   * KV heads in a local kernel block, where the group shares regions with a group of more heads.
+   * @default headsOfRegion
+   */
+  readonly sharedHeads?: number | undefined;
+}
+
 /**
- * The plans of all groups. Errors: `KV_PLAN_UNSUPPORTED` for groups whose blocks cannot be cut as
- * the others are.
+ * The plans of all groups.
+ *
+ * @throws `KV_PLAN_UNSUPPORTED` for groups whose blocks cannot be cut as the others are.
  */
 export function groupPlans({
   context,

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
-import type { RequestBlocks } from "../request/request-plan-types.js";
+import type { RequestBlocks } from "../request/request-checks.js";
 
 /**
  * Two engines that group the layers of a model differently, described in joint groups: one for each
@@ -108,7 +108,9 @@ export function joinGroups({
 
 /**
  * Whether the two engines may group a model's layers differently: every group holds tokens, and is
- * the same on every rank. Errors: `KV_PLAN_INVALID` for an unknown kind.
+ * the same on every rank.
+ *
+ * @throws `KV_PLAN_INVALID` for an unknown kind.
  */
 export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
   return groups.every((name) => {

@@ -82,8 +82,9 @@ export function headsInBlock(rank: RankGeometry, heads: number | undefined): num
 }
 
 /**
- * Tokens in a kernel block of a group. Errors: `KV_PLAN_INVALID` where a logical block does not
- * divide into kernel blocks.
+ * Tokens in a kernel block of a group.
+ *
+ * @throws `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks.
  */
 export function kernelTokens(rank: RankGeometry, group: number): number {
   const logical = rank.groupBlockTokens?.[group];
@@ -147,7 +148,9 @@ export function whyWhole(
 
 /**
  * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different
- * numbers. Each is computed once. Errors: `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ * numbers. Each is computed once.
+ *
+ * @throws `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
  */
 export function mappingsByHeads(
   local: RankGeometry,

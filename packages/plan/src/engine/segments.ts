@@ -10,7 +10,6 @@ import {
   directPieces,
   partsOfShape,
 } from "./attention-pieces.js";
-import type { TransferForm } from "./engine-plan-types.js";
 import {
   groupsOfRegion,
   headsInBlock,
@@ -19,23 +18,21 @@ import {
   kernelTokens,
   whyWhole,
 } from "./region-heads.js";
+import type { TransferForm } from "./transfer-form.js";
 
 /** One region on both sides, with its groups and heads. */
 export interface RegionPair {
-  /** Index among the local regions. */
   readonly index: number;
   readonly region: RegionGeometry;
   readonly remoteRegion: RegionGeometry;
   /** Groups of heads and tokens, or of whole blocks, that have blocks in the region. */
   readonly attentionGroups: readonly number[];
-  /** Groups of state that have blocks in the region. */
   readonly stateGroups: readonly number[];
   /**
    * KV heads of the whole model: the most of its groups; undefined where every rank holds the same
    * bytes.
    */
   readonly heads: number | undefined;
-  /** The mapping for that number of heads. */
   readonly mapping: TpMapping;
 }
 
@@ -44,7 +41,6 @@ export interface PairContext {
   readonly local: RankGeometry;
   readonly remote: RankGeometry;
   readonly model: ModelGeometry;
-  /** The mapping for a number of KV heads; undefined where every rank holds the same bytes. */
   mapping(heads: number | undefined): TpMapping;
 }
 
@@ -52,9 +48,7 @@ export interface PairContext {
 export interface RegionPiece {
   readonly pair: RegionPair;
   readonly piece: Piece;
-  /** Groups whose blocks have the piece. */
   readonly groups: readonly number[];
-  /** Remote ranks that the local rank reads it from. */
   readonly ranks: readonly number[];
 }
 

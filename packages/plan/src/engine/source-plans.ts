@@ -4,9 +4,83 @@ import { MAX_DESCRIPTORS } from "../geometry/geometry-checks.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { SourcePosition } from "../kinds/cache-kind.js";
 import type { AlignedRank } from "./align-regions.js";
-import { indexingOf, type SegmentSide, tableOf } from "./descriptor-tables.js";
-import type { RegionIndexing, SegmentPlan, SourcePlan, TransferList } from "./engine-plan-types.js";
+import { indexingOf, type RegionIndexing, type SegmentSide, tableOf } from "./descriptor-tables.js";
 import type { PairContext, RegionPiece } from "./segments.js";
+
+/** One remote rank that is read, with the descriptor tables of its transfers. */
+export interface SourcePlan {
+  /** Tensor-parallel rank. */
+  readonly remoteRank: number;
+  /** Pipeline stage of the rank. */
+  readonly remotePpRank: number;
+  /** Groups that are read from this rank, ascending. */
+  readonly groups: readonly number[];
+  /**
+   * Indices of the segments that are read from this rank, ascending. A pipeline stage holds some of
+   * them.
+   */
+  readonly segments: readonly number[];
+  /** One list for each pair of memory types. */
+  readonly lists: readonly TransferList[];
+  /** By segment: its place in the remote tables of this rank. */
+  readonly remoteIndexing: readonly RegionIndexing[];
+  /** `localListKey` of the first list. Most plans have one key for all sources. */
+  readonly localListKey: string;
+  /** `localTable` of the first list. Built at first use. */
+  readonly localTable: DescriptorTable;
+  /** `remoteTable` of the first list. Built at first use. */
+  readonly remoteTable: DescriptorTable;
+}
+
+/**
+ * Two descriptor tables whose descriptors a transfer pairs by index. Each table lies in one type of
+ * memory.
+ */
+export interface TransferList {
+  /** Memory of the local table. */
+  readonly localMemoryType: MemoryType;
+  /** Memory of the remote table. */
+  readonly remoteMemoryType: MemoryType;
+  /**
+   * Identifies the content of `localTable` among all plans of one local rank: prepare one list per
+   * key, and share it.
+   */
+  readonly localListKey: string;
+  /**
+   * Descriptors of the local rank. Built at first use; the number of rows does not depend on the
+   * number of blocks.
+   */
+  readonly localTable: DescriptorTable;
+  /** Descriptors of the remote rank. Built at first use. */
+  readonly remoteTable: DescriptorTable;
+}
+
+/**
+ * Rows of descriptors of one shape: commonly a region. The pieces of a state, and the heads of a
+ * region in the direct form, are segments of their own. The position in
+ * `EngineTransferPlan.segments` is the order in the tables: attention first, then state.
+ */
+export interface SegmentPlan {
+  /** Index into the regions of the local rank. */
+  readonly region: number;
+  /** Index into the regions of `EngineTransferPlan.remote`. */
+  readonly remoteRegion: number;
+  /**
+   * Name of the piece among those of its region, such as "conv 1", "state" or "head 3"; empty for a
+   * whole region.
+   */
+  readonly piece: string;
+  /** Unit in which blocks are counted. A state is never divided, so it counts logical blocks. */
+  readonly unit: "kernel-block" | "logical-block";
+  /** Descriptors of one local block. */
+  readonly localParts: number;
+  /** Descriptors of one remote block. A local and a remote part stand for equally many tokens. */
+  readonly remoteParts: number;
+  /** Index into the lists of every source. Each pair of memory types has a list. */
+  readonly list: number;
+  /** Bytes of one descriptor. */
+  readonly lengthBytes: number;
+}
 
 const NOWHERE: RegionIndexing = Object.freeze({ offset: 0, count: 0, blockStep: 0, partStep: 0 });
 
@@ -66,7 +140,8 @@ export interface SourcesOptions {
 
 /**
  * The remote ranks that are read, with their tables. Local indices are the same for all of them.
- * Errors: `KV_PLAN_UNSUPPORTED` for more descriptors than can be indexed, `KV_PLAN_INVALID`.
+ *
+ * @throws `KV_PLAN_UNSUPPORTED` for more descriptors than can be indexed, `KV_PLAN_INVALID`.
  */
 export function sourcePlans(options: SourcesOptions): {
   readonly plans: readonly SourcePlan[];

@@ -9,33 +9,33 @@ import {
   isTokenByToken,
   partsOfShape,
 } from "./attention-pieces.js";
-import type { TransferForm } from "./engine-plan-types.js";
+
+/**
+ * How bytes get into the order of the local cache. `copy`: every descriptor's bytes land in their
+ * final place. `permute`: the remote's smaller blocks land one after another within the local
+ * block, and the receive pass puts heads and tokens in order. `direct`: block sizes or orders
+ * differ, and blocks are cut into pieces that land in their final place, without a pass.
+ */
+export type TransferForm = "copy" | "permute" | "direct";
 
 /** The chosen form, and the cuts of blocks in it. */
 export interface FormChoice extends Cuts {
   readonly form: TransferForm;
-  /** `EngineTransferPlan.formReason`. */
   readonly reason: string;
 }
 
 /** The facts that decide on a form. */
 export interface FormQuestion {
-  /** Regions of heads and tokens. */
   readonly shapes: readonly AttentionShape[];
-  /** The fewest parts into which both sides' kernel blocks divide. */
   readonly parts: BlockParts;
-  /** Tokens in a kernel block of the engines. */
   readonly kernelTokens: { readonly local: number; readonly remote: number };
-  /** The order of tokens within a head is known on both sides. */
   readonly plainTokens: boolean;
   /**
    * The pair has the conversion "hnd-to-nhd": head-major blocks become token-major ones after a
    * receive.
    */
   readonly turnsHeads: boolean;
-  /** The receive pass can access the local memory. */
   readonly canPass: boolean;
-  /** `BuildPlanOptions.form`. */
   readonly wanted: "permute" | "direct" | undefined;
 }
 

@@ -13,7 +13,9 @@ const MAX_REGIONS = 65_536;
 
 /**
  * Refuses a rank whose description contradicts itself. `side` is the subject of messages, such as
- * "remote rank 2". Errors: `KV_PLAN_INVALID` with the field and its value.
+ * "remote rank 2".
+ *
+ * @throws `KV_PLAN_INVALID` with the field and its value.
  */
 export function checkRankGeometry(side: string, rank: RankGeometry, model: ModelGeometry): void {
   integer(side, "tpSize", rank.tpSize, 1);
@@ -53,7 +55,8 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
 
 /**
  * Refuses a model without KV cache groups, with an unknown kind, or with numbers out of range.
- * Errors: `KV_PLAN_INVALID`.
+ *
+ * @throws `KV_PLAN_INVALID`.
  */
 export function checkModelGeometry(model: ModelGeometry): void {
   integer("the model", "numKvHeads", model.numKvHeads, 1);

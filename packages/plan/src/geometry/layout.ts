@@ -1,5 +1,10 @@
 import type { KvCacheLayout } from "@kv/interface";
-import type { BlockOrder } from "../engine/engine-plan-types.js";
+
+/**
+ * Order of heads and tokens within a local block. `opaque`: the order is unknown here, so no part
+ * of a block is moved or zeroed.
+ */
+export type BlockOrder = "head-major" | "token-major" | "opaque";
 
 /**
  * Order of heads and tokens within one layer's block. The two opaque layouts spread a block of one

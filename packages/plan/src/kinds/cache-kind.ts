@@ -1,5 +1,11 @@
-import type { GroupExtent } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+
+/**
+ * The part of a sequence that a list of blocks holds. `sequence`: all of it, from the first token.
+ * `window`: its end. `state`: the last block is the state after the last token, and no other block
+ * is moved. `whole`: blocks without tokens, which are moved one by one.
+ */
+export type GroupExtent = "sequence" | "window" | "state" | "whole";
 
 /**
  * One kind of KV cache: all that plans need to know of it. Those of this package are listed in
@@ -18,7 +24,9 @@ export interface CacheKind {
   readonly extent: GroupExtent;
   /**
    * The pieces of a block. Absent for kinds whose blocks are heads and tokens
-   * (`attention-pieces.ts`). Errors: `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`.
+   * (`attention-pieces.ts`).
+   *
+   * @throws `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`.
    */
   pieces?(context: PieceContext): readonly Piece[];
 }

@@ -94,7 +94,9 @@ function requireScaled(
 /**
  * Refuses a rank whose states do not fit into a logical block of the given regions.
  * `buildEngineTransferPlan` does not check it, as vLLM does not: call this for the geometry of a
- * peer first. `side` is the subject of the message. Errors: `KV_PLAN_INVALID`.
+ * peer first. `side` is the subject of the message.
+ *
+ * @throws `KV_PLAN_INVALID`.
  */
 export function requireStatesFit(
   side: string,

@@ -31,7 +31,9 @@ const BY_NAME = new Map<string, CacheKind>(KINDS.map((kind) => [kind.name, kind]
 /**
  * Adds a kind of cache of another package to the plans of this process. Registering the same object
  * again changes nothing. A proof of its plans needs `registerCacheSemantics` of `@kv/plan/prove` as
- * well. Errors: `KV_PLAN_INVALID` for a name that is taken, and for a kind that is not valid.
+ * well.
+ *
+ * @throws `KV_PLAN_INVALID` for a name that is taken, and for a kind that is not valid.
  */
 export function registerCacheKind(kind: CacheKind): void {
   const { name, sharding, extent } = kind;
@@ -49,7 +51,11 @@ export function registerCacheKind(kind: CacheKind): void {
   BY_NAME.set(name, kind);
 }
 
-/** The kind with this name. Errors: `KV_PLAN_INVALID` for an unknown name. */
+/**
+ * The kind with this name.
+ *
+ * @throws `KV_PLAN_INVALID` for an unknown name.
+ */
 export function cacheKind(name: string): CacheKind {
   const found = BY_NAME.get(name);
   if (found !== undefined) return found;

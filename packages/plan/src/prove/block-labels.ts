@@ -4,7 +4,6 @@ import { cacheSemantics, type HeadRange, headsInRegion, tokensInBlock } from "./
 
 /** What some consecutive bytes of a block are: byte `byte` and the following ones of a cell. */
 export interface Label {
-  /** From the begin of the block. */
   readonly at: number;
   readonly lengthBytes: number;
   /** Name of the cache, and what its cells are. Equal cells have the same bytes in them. */
@@ -32,11 +31,9 @@ export interface Tile {
 /** The contents of a block. Bytes that no tile covers are padding. */
 export interface BlockContents {
   readonly tiles: readonly Tile[];
-  /** Tokens in the block; 1 for blocks without tokens. */
   readonly tokens: number;
   /** Tokens of a step: 1, or a whole block where the order of tokens is not known. */
   readonly tokensPerStep: number;
-  /** Kernel blocks that the block spans. */
   readonly kernelBlocks: number;
   /** A state uses the whole page, the padding after its kernel blocks included. */
   readonly usesPadding: boolean;
@@ -126,7 +123,6 @@ export interface BlockQuestion {
   readonly region: RegionGeometry;
   readonly group: number;
   readonly model: ModelGeometry;
-  /** A rank of the other side. */
   readonly other: RankGeometry;
   /** The attention backend's order within a head, where it is one of its own. */
   readonly ownOrder: string | undefined;

@@ -1,9 +1,8 @@
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import type { EngineTransferPlan, TransferList } from "../engine/engine-plan-types.js";
+import { buildEngineTransferPlan, type EngineTransferPlan } from "../engine/engine-plan.js";
+import type { TransferList } from "../engine/source-plans.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import { planRequest } from "../request/request-plan.js";
-import type { RequestPlan } from "../request/request-plan-types.js";
+import { planRequest, type RequestPlan } from "../request/request-plan.js";
 import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { mergedDescriptorCount } from "./descriptors.js";
 import { provePlan } from "./prove-plan.js";

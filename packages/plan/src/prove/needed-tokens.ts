@@ -1,5 +1,5 @@
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import type { RequestBlocks } from "../request/request-plan-types.js";
+import type { RequestBlocks } from "../request/request-checks.js";
 import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 import { fail } from "./proof-result.js";
 
@@ -7,9 +7,7 @@ import { fail } from "./proof-result.js";
 export interface BlockTokens {
   /** Kernel blocks, or logical ones for a state. */
   readonly blocks: readonly number[];
-  /** The token with which each block begins. */
   readonly tokens: readonly number[];
-  /** The place of each block in `blocks`. */
   readonly position: ReadonlyMap<number, number>;
 }
 
@@ -18,13 +16,10 @@ export interface BlockTokens {
  * alone.
  */
 export interface NeededTokens {
-  /** KV cache group. */
   readonly group: number;
-  /** Blocks to fill. */
   readonly local: BlockTokens;
   /** The remote's blocks, by source: the ranks of a DCP group have different ones. */
   readonly remotes: readonly BlockTokens[];
-  /** The first token that the request needs. */
   readonly fromToken: number;
   /** One past the last. */
   readonly endToken: number;
@@ -70,9 +65,7 @@ export function neededTokens(
 interface BlockList {
   readonly rank: RankGeometry;
   readonly ids: readonly number[];
-  /** Of a logical block. */
   readonly kernelBlocks: number;
-  /** Of a logical block. */
   readonly tokens: number;
   readonly dcp: number;
 }

@@ -1,6 +1,6 @@
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import type { RemoteRankId, RequestPlan } from "../request/request-plan-types.js";
+import type { RemoteRankId, RequestPlan } from "../request/request-plan.js";
 import { fail } from "./proof-result.js";
 
 const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>

@@ -1,4 +1,4 @@
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { type BlockContents, type BlockQuestion, contentsOfPage } from "./block-labels.js";
 import { type DescriptorLookup, descriptorLookup } from "./descriptors.js";
@@ -8,11 +8,9 @@ import { fail } from "./proof-result.js";
 export interface ProofSubject {
   readonly plan: EngineTransferPlan;
   readonly model: ModelGeometry;
-  /** By the position of the source in the plan. */
   readonly remotes: readonly RankGeometry[];
   /** By the position of the source in the plan, then by that of the list in the source. */
   readonly lookups: readonly (readonly ListLookup[])[];
-  /** What lies in the blocks of a region for a group. */
   contents(region: number, group: number): RegionContents;
 }
 
@@ -29,7 +27,6 @@ export interface RegionContents {
   readonly local: BlockContents;
   /** Undefined at a source without the region. */
   readonly sources: readonly (BlockContents | undefined)[];
-  /** Region at each source. */
   readonly remoteRegions: readonly (number | undefined)[];
   /** Equal for regions whose blocks differ only in the names of caches. */
   readonly key: string;

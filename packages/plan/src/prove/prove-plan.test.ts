@@ -1,9 +1,9 @@
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import { buildEngineTransferPlan, type EngineTransferPlan } from "../engine/engine-plan.js";
+import type { SourcePlan } from "../engine/source-plans.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import { planRequest } from "../request/request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
+import type { RequestBlocks } from "../request/request-checks.js";
+import { planRequest, type RequestPlan } from "../request/request-plan.js";
 import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import type { PlanFault } from "./proof-result.js";
 import { proveEnginePlans, provePlan } from "./prove-plan.js";

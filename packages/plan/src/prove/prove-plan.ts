@@ -1,15 +1,15 @@
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import { planRequest } from "../request/request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
+import type { RequestBlocks } from "../request/request-checks.js";
+import { planRequest, type RequestPlan } from "../request/request-plan.js";
 import { regionsHolding } from "./cache-semantics.js";
-import { proveTables } from "./descriptors.js";
 import { notifiedRanks, proveNotifications } from "./notifications.js";
 import { FoundFault, type ProofExtent, type ProofResult } from "./proof-result.js";
 import { type ProofSubject, proofSubject } from "./proof-subject.js";
 import { proveRequest } from "./prove-request.js";
 import { sampleRequests } from "./sample-requests.js";
 import { proveStages, type Stagings } from "./staging.js";
+import { proveTables } from "./tables.js";
 
 /** One request to prove. */
 export interface ProofRequest {

@@ -1,12 +1,10 @@
 import { KvError } from "@kv/interface";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { effectsOf, type MovedBytes, type PassEffect } from "../receive/apply-receive-pass.js";
-import type {
-  ReceivePassGroup,
-  RequestBlocks,
-  RequestPlan,
-  RequestRead,
-} from "../request/request-plan-types.js";
+import type { ReceivePassGroup } from "../receive/build-receive-pass.js";
+import type { RequestBlocks } from "../request/request-checks.js";
+import type { RequestPlan } from "../request/request-plan.js";
+import type { RequestRead } from "../request/request-read.js";
 import {
   type BlockContents,
   blockBytes,

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import type { RequestBlocks } from "../request/request-plan-types.js";
+import type { RequestBlocks } from "../request/request-checks.js";
 import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
 /**

@@ -1,11 +1,12 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
-import type { ReceivePassGroup } from "../request/request-plan-types.js";
 import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import { applyReceivePass, uncoveredRuns } from "./apply-receive-pass.js";
+import type { ReceivePassGroup } from "./build-receive-pass.js";
 
 test("refuses short or missing views before it writes a byte", () => {
   const plan = samplePlan();

@@ -1,8 +1,9 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
 import { orderOfLayout } from "../geometry/layout.js";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
-import type { ReceivePass, ReceivePassGroup } from "../request/request-plan-types.js";
+import type { ReceivePass, ReceivePassGroup } from "./build-receive-pass.js";
 
 /**
  * Puts received blocks in order and zeroes uncovered tokens, in place. `regionBytes[i]` is a view

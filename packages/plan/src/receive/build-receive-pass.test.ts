@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
 import type { PairedBlocks } from "../request/pair-blocks.js";
 import { samplePlan } from "../sample-pair.test-support.js";
 import { buildReceivePass } from "./build-receive-pass.js";

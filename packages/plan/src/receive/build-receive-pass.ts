@@ -1,6 +1,29 @@
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
 import type { PairedBlocks } from "../request/pair-blocks.js";
-import type { ReceivePassGroup } from "../request/request-plan-types.js";
+
+/**
+ * The changes to the local cache that `applyReceivePass` makes when all reads of a request have
+ * landed, before the engine uses the blocks.
+ */
+export interface ReceivePass {
+  /** Groups with blocks to change. */
+  readonly groups: readonly ReceivePassGroup[];
+}
+
+/** Local kernel blocks of one group that the receive pass changes. */
+export interface ReceivePassGroup {
+  /** Index of the KV cache group. */
+  readonly group: number;
+  /** Blocks whose heads and tokens are put in order. */
+  readonly permuteBlockIds: Int32Array;
+  /** The block in which the remote's window begins: tokens before `untilToken` are zeroed. */
+  readonly leadingBlock?: { readonly blockId: number; readonly untilToken: number } | undefined;
+  /** The block that the transfers cover in part: tokens from `fromToken` on are zeroed. */
+  readonly partialBlock?: { readonly blockId: number; readonly fromToken: number } | undefined;
+  /** Blocks that no transfer covers; zeroed whole. */
+  readonly zeroBlockIds: Int32Array;
+}
 
 const NONE = new Int32Array(0);
 

@@ -1,13 +1,13 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import { buildEngineTransferPlan, type EngineTransferPlan } from "../engine/engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { provePlan } from "../prove/prove-plan.js";
+import type { ReceivePassGroup } from "../receive/build-receive-pass.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import { applyDcpPrefixCaching, pairDcp } from "./dcp-blocks.js";
+import type { RequestBlocks } from "./request-checks.js";
 import { planRequest } from "./request-plan.js";
-import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { requestShape } from "./request-shape.js";
 import { rowsOfRuns } from "./runs.js";
 

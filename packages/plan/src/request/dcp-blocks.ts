@@ -1,8 +1,9 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
+import type { ReceivePassGroup } from "../receive/build-receive-pass.js";
 import { partsPerLogical } from "./pair-blocks.js";
-import { mismatch, outOfRange } from "./request-checks.js";
-import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
+import { mismatch, outOfRange, type RequestBlocks } from "./request-checks.js";
 import { type Batch, batchOfRuns } from "./request-read.js";
 import type { RequestShape } from "./request-shape.js";
 import { addBlockRuns, noRuns, orderForRuns, type Runs } from "./runs.js";
@@ -10,8 +11,9 @@ import { addBlockRuns, noRuns, orderForRuns, type Runs } from "./runs.js";
 /**
  * The runs of a request in batches, by source. The blocks of a sequence go in turn to the ranks of
  * a DCP group, so each source has different blocks. Adds each group's receive pass to `pass`. (vLLM
- * 0.33: `_apply_dcp_prefix_caching`, on logical blocks.) Errors: `KV_BLOCKS_MISMATCH`,
- * `KV_BLOCKS_OUT_OF_RANGE`.
+ * 0.33: `_apply_dcp_prefix_caching`, on logical blocks.)
+ *
+ * @throws `KV_BLOCKS_MISMATCH`, `KV_BLOCKS_OUT_OF_RANGE`.
  */
 export function pairDcp(
   plan: EngineTransferPlan,
@@ -168,19 +170,13 @@ function groupPass(
  * DCP group.
  */
 export interface DcpSlices {
-  /** Local blocks to fill. */
   readonly localIds: readonly number[];
   /** The remote rank's blocks of the whole sequence. */
   readonly remoteIds: readonly number[];
-  /** Rank within the remote DCP group. */
   readonly remoteRank: number;
-  /** Ranks of the local DCP group. */
   readonly localDcpSize: number;
-  /** Rank within the local DCP group. */
   readonly localDcpRank: number;
-  /** Ranks of the remote DCP group. */
   readonly remoteDcpSize: number;
-  /** Local blocks that a prefix hit supplies. */
   readonly localNumComputedBlocks: number;
   /**
    * Blocks of the whole sequence without allocation padding. Where it is given, every block of the
@@ -191,8 +187,9 @@ export interface DcpSlices {
 
 /**
  * Pairs the blocks of both slices that have the same position in the sequence (vLLM 0.33,
- * `_apply_dcp_prefix_caching`). Errors: `KV_BLOCKS_MISMATCH` when the remote blocks do not cover
- * the local ones.
+ * `_apply_dcp_prefix_caching`).
+ *
+ * @throws `KV_BLOCKS_MISMATCH` when the remote blocks do not cover the local ones.
  */
 export function applyDcpPrefixCaching(slices: DcpSlices): {
   localIds: number[];

@@ -17,7 +17,9 @@ export function groupBlockTokens({
  * `get_exchange_clipped_blocks`): those with tokens of the request, without a block for the token
  * that is sampled next. Of a sliding window: the blocks that the window of the last token reaches.
  * Of a state: the block after the last token. `blockIds` are the request's block tables per group,
- * by position in the sequence. Errors: `KV_PLAN_INVALID` for an unknown kind of cache.
+ * by position in the sequence.
+ *
+ * @throws `KV_PLAN_INVALID` for an unknown kind of cache.
  */
 export function exchangedBlocks(
   blockIds: BlockIds,

@@ -1,13 +1,13 @@
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
-import { mismatch } from "./request-checks.js";
-import type { RequestBlocks } from "./request-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import { mismatch, type RequestBlocks } from "./request-checks.js";
 
 /**
  * By group: blocks at the end of the remote's list that lie behind its last token, such as vLLM's
  * look-ahead for speculative decoding. A list of the whole sequence shows them by its length. A
  * window's list is cut to one length, so their number follows from the tokens for which the remote
  * has blocks in a group of the whole sequence; a model without such a group does not show them.
- * Errors: `KV_BLOCKS_MISMATCH` where groups with blocks of other sizes leave it open.
+ *
+ * @throws `KV_BLOCKS_MISMATCH` where groups with blocks of other sizes leave it open.
  */
 export function lookAheadBlocks(
   plan: EngineTransferPlan,

@@ -1,6 +1,8 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import type { EngineTransferPlan, GroupExtent, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
+import type { GroupExtent } from "../kinds/cache-kind.js";
 import { type GroupBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 
 const PART_TOKENS = 16;

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
 import { mismatch } from "./request-checks.js";
 
 /**
@@ -7,11 +8,9 @@ import { mismatch } from "./request-checks.js";
  * in the remote list.
  */
 export interface PairedBlocks {
-  /** The first local part, counted over all of the local list. */
   readonly localStart: number;
   /** The remote part that the first local part is filled from. */
   readonly remoteStart: number;
-  /** Parts that are filled. */
   readonly count: number;
   /**
    * Tokens of the local blocks that hold KV after the transfer, from the begin of the first local
@@ -26,7 +25,6 @@ export interface GroupBlocks {
   readonly localIds: readonly number[];
   readonly remoteIds: readonly number[];
   readonly numTokens: number | undefined;
-  /** Logical local blocks before the first of `localIds`. */
   readonly computedBlocks: number | undefined;
   /**
    * Blocks that the remote's list had behind its last token, and that `remoteIds` lack. Default 0.
@@ -37,8 +35,10 @@ export interface GroupBlocks {
 /**
  * Pairs the local blocks of a group with the remote blocks of the same tokens. The number of
  * locally computed blocks gives the position, where it is known. Otherwise both lists are taken to
- * end at the same token, as vLLM does. Errors: `KV_BLOCKS_MISMATCH` where the position is
- * ambiguous, or the remote blocks do not reach far enough.
+ * end at the same token, as vLLM does.
+ *
+ * @throws `KV_BLOCKS_MISMATCH` where the position is ambiguous, or the remote blocks do not reach
+ * far enough.
  */
 export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
   const groupPlan = plan.groupPlans[blocks.group];
@@ -116,7 +116,9 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
  * The remote cuts a window's list to one length, so blocks of look-ahead behind the last token take
  * the place of as many at its begin. The local list has a block more than the window before the
  * next token; a list of the whole sequence, or one after a prefix hit, does not say where that
- * window begins. Errors: `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
+ * window begins.
+ *
+ * @throws `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
  */
 function requireWindow(
   { localBlockTokens }: GroupPlan,

@@ -1,9 +1,33 @@
 import { type BlockIds, KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+
+/** The blocks of one request: logical block ids, per KV cache group. */
+export interface RequestBlocks {
+  /**
+   * Local blocks to fill, without those of a local prefix hit. Empty lists mean a full hit, which
+   * is only notified.
+   */
+  readonly localBlockIds: BlockIds;
+  /** The remote's blocks of the whole request, its prefix included. */
+  readonly remoteBlockIds: BlockIds;
+  /**
+   * Tokens that the remote's blocks hold (vLLM: `remote_num_tokens`). Local tokens beyond it are
+   * uncovered.
+   */
+  readonly numTokens?: number | undefined;
+  /**
+   * Logical local blocks per group that a prefix hit supplies, before the first of `localBlockIds`.
+   * Without it the two lists are aligned at their ends, as vLLM does. A request whose alignment
+   * would be a guess is refused.
+   */
+  readonly localComputedBlocks?: readonly number[] | undefined;
+}
 
 /**
  * Refuses block ids that are not integers below `limit`, the number of blocks in the group's
- * smallest region. Errors: `KV_BLOCKS_OUT_OF_RANGE`.
+ * smallest region.
+ *
+ * @throws `KV_BLOCKS_OUT_OF_RANGE`.
  */
 export function requireIds(
   group: number,
@@ -25,7 +49,11 @@ export function requireIds(
   }
 }
 
-/** Refuses lists for another number of groups than the plan has. Errors: `KV_BLOCKS_MISMATCH`. */
+/**
+ * Refuses lists for another number of groups than the plan has.
+ *
+ * @throws `KV_BLOCKS_MISMATCH`.
+ */
 export function requireGroups(plan: EngineTransferPlan, side: string, ids: BlockIds): void {
   if (ids.length === plan.groups.length) return;
   throw new KvError(
@@ -35,7 +63,11 @@ export function requireGroups(plan: EngineTransferPlan, side: string, ids: Block
   );
 }
 
-/** Refuses a number that is not an integer of at least `minimum`. Errors: `KV_BLOCKS_MISMATCH`. */
+/**
+ * Refuses a number that is not an integer of at least `minimum`.
+ *
+ * @throws `KV_BLOCKS_MISMATCH`.
+ */
 export function requireCount(name: string, value: number, minimum: number): void {
   if (Number.isSafeInteger(value) && value >= minimum) return;
   throw new KvError(

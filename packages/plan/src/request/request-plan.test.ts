@@ -1,9 +1,9 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
+import type { RequestBlocks } from "./request-checks.js";
 import { planRequest } from "./request-plan.js";
-import type { RequestBlocks } from "./request-plan-types.js";
 
 const equal = samplePlan();
 const wider = samplePlan({ kernelBlockSize: 32 });

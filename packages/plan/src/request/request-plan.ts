@@ -1,21 +1,27 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
-import { buildReceivePass } from "../receive/build-receive-pass.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { GroupPlan } from "../engine/group-plans.js";
+import type { SourcePlan } from "../engine/source-plans.js";
+import {
+  buildReceivePass,
+  type ReceivePass,
+  type ReceivePassGroup,
+} from "../receive/build-receive-pass.js";
 import { pairDcp } from "./dcp-blocks.js";
 import { lookAheadBlocks } from "./look-ahead.js";
 import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
-import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
-import type {
-  ReceivePassGroup,
-  RemoteRankId,
-  RequestBlocks,
-  RequestPlan,
-  RequestRead,
-} from "./request-plan-types.js";
+import {
+  outOfRange,
+  type RequestBlocks,
+  requireCount,
+  requireGroups,
+  requireIds,
+} from "./request-checks.js";
 import {
   type Batch,
   batchOfRuns,
   type ReadIndices,
+  type RequestRead,
   readIndices,
   requestRead,
 } from "./request-read.js";
@@ -27,12 +33,47 @@ import {
 } from "./request-shape.js";
 import { addBlockRuns, noRuns, orderForRuns, overlap, type Runs } from "./runs.js";
 
+/** The transfers, notifications and receive pass of one request. */
+export interface RequestPlan {
+  /**
+   * Transfers with at least one descriptor. A transfer carries the notification of its rank when it
+   * is the only one for that rank. Of several transfers (one for each type of memory) none does,
+   * and the rank is notified when all have landed.
+   */
+  readonly reads: readonly RequestRead[];
+  /** Tensor-parallel ranks of `notify`. */
+  readonly notifyRanks: readonly number[];
+  /**
+   * Remote ranks that are notified and not read: replicas, and source ranks without blocks of this
+   * request.
+   */
+  readonly notify: readonly RemoteRankId[];
+  /** Undefined when no block needs a change. */
+  readonly receivePass: ReceivePass | undefined;
+  /** Descriptors of all reads. */
+  readonly descriptorCount: number;
+  /** Rows in the `runs` of all reads. */
+  readonly runCount: number;
+  /** Bytes of all reads. */
+  readonly lengthBytes: number;
+}
+
+/** One rank of a remote engine. */
+export interface RemoteRankId {
+  /** Tensor-parallel rank. */
+  readonly tpRank: number;
+  /** Pipeline stage. */
+  readonly ppRank: number;
+}
+
 type Batches = readonly (Batch | undefined)[];
 
 /**
  * The transfers, receive pass and notifications of one request. Work and memory grow with the runs
  * of consecutive blocks, not with the blocks. Sources share the arrays `localIds` and `remoteIds`:
- * do not change them. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
+ * do not change them.
+ *
+ * @throws `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
  * `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or a local block that is listed twice).
  */
 export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): RequestPlan {

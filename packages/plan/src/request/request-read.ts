@@ -1,7 +1,33 @@
-import type { DescriptorRuns } from "@kv/interface";
-import type { RequestRead } from "./request-plan-types.js";
+import type { DescriptorPairs, DescriptorRuns } from "@kv/interface";
 import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
 import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./runs.js";
+
+/** One transfer: pairs of descriptor ids in the two tables of a source's list. */
+export interface RequestRead {
+  /** Tensor-parallel rank that is read. */
+  readonly remoteRank: number;
+  /** Pipeline stage of that rank. */
+  readonly remotePpRank: number;
+  /** Index into `EngineTransferPlan.sources`. */
+  readonly sourceIndex: number;
+  /** Index into the source's `lists`. */
+  readonly listIndex: number;
+  /** Rows `[localId, remoteId, count]`: `count` descriptors that are consecutive in both tables. */
+  readonly runs: Int32Array;
+  /**
+   * The local ids of all runs. Written at first use; reads of one request may share the array, so
+   * do not change it.
+   */
+  readonly localIds: Int32Array;
+  /** The remote ids of all runs, pairwise with `localIds`. Shared in the same way. */
+  readonly remoteIds: Int32Array;
+  /** The shorter of the two spellings, for a `TransferRequest`. */
+  readonly descriptors: DescriptorPairs | DescriptorRuns;
+  /** `localIds.length`, known without writing the ids. */
+  readonly descriptorCount: number;
+  /** Bytes that the read moves. */
+  readonly lengthBytes: number;
+}
 
 /** The runs of one batch of a request. Their parts are written at first use. */
 export interface Batch {

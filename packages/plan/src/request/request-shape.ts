@@ -1,8 +1,6 @@
-import type {
-  EngineTransferPlan,
-  RegionIndexing,
-  SourcePlan,
-} from "../engine/engine-plan-types.js";
+import type { RegionIndexing } from "../engine/descriptor-tables.js";
+import type { EngineTransferPlan } from "../engine/engine-plan.js";
+import type { SourcePlan } from "../engine/source-plans.js";
 
 /** Neighbouring segments with equal steps: their descriptor ids are expanded together. */
 export interface RegionSpan {
@@ -13,17 +11,14 @@ export interface RegionSpan {
 
 /** The segments of one batch that one read moves. */
 export interface BatchShape {
-  /** Index of the batch. */
   readonly batch: number;
   readonly segmentCount: number;
-  /** Bytes of one part over all segments. */
   readonly partBytes: number;
   /** Descriptors of a block in the tables. */
   readonly localParts: number;
   readonly remoteParts: number;
   readonly localSpans: readonly RegionSpan[];
   readonly remoteSpans: readonly RegionSpan[];
-  /** Offsets of all spans, in the order of segments. */
   readonly localOffsets: Int32Array;
   readonly remoteOffsets: Int32Array;
   /** Rows `[localOffset, remoteOffset]`, for `DescriptorRuns.offsets`. */
@@ -43,9 +38,7 @@ export interface ReadShape {
 
 /** Limits and batch of one group. */
 export interface GroupShape {
-  /** Logical local blocks that every segment of the group has. */
   readonly localBlocks: number;
-  /** Logical remote blocks that every segment of the group has at every source. */
   readonly remoteBlocks: number;
   /**
    * Index of the batch: groups with the same segments are one batch. Undefined for a group without

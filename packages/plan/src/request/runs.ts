@@ -4,9 +4,7 @@ import { DESCRIPTOR_RUN } from "@kv/interface";
 export interface Runs {
   /** Rows `[local, remote, count]`, with room for more rows behind them. */
   rows: Int32Array;
-  /** Numbers of `rows` that are in use. */
   length: number;
-  /** Parts in all runs. */
   parts: number;
 }
 
@@ -104,18 +102,13 @@ export function partsOfRuns({ rows, length, parts }: Runs, column: 0 | 1): Int32
 
 /** Block lists of both sides, and the stretch of parts to pair. */
 export interface BlockLists {
-  /** Logical block ids. */
   readonly localIds: readonly number[];
   readonly remoteIds: readonly number[];
-  /** Parts of a logical local block. */
   readonly localPer: number;
-  /** Parts of a logical remote block. */
   readonly remotePer: number;
   /** The first local part, counted over the whole list. */
   readonly localStart: number;
-  /** The first remote part. */
   readonly remoteStart: number;
-  /** Parts to pair. */
   readonly count: number;
 }
 

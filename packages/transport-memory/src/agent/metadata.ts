@@ -44,7 +44,10 @@ export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
   return out;
 }
 
-/** Errors: `KV_AGENT_METADATA_INVALID`, with the reason. */
+/**
+ *
+ * @throws `KV_AGENT_METADATA_INVALID`, with the reason.
+ */
 export function decodeMetadata(bytes: Uint8Array): AgentMetadata {
   if (!(bytes instanceof Uint8Array)) throw invalid("it is not a Uint8Array");
   const end = bytes.length - CHECKSUM_LENGTH_BYTES;

@@ -22,7 +22,11 @@ export class NotificationInbox {
     else resolve({ done: false, value: notification });
   }
 
-  /** Opens the iterator. Errors: `KV_NOTIFICATION_INVALID` while another one is open. */
+  /**
+   * Opens the iterator.
+   *
+   * @throws `KV_NOTIFICATION_INVALID` while another one is open.
+   */
   iterate(): AsyncIterableIterator<Notification> {
     if (this.#waiting !== undefined) {
       throw new KvError(

@@ -41,14 +41,20 @@ export class PreparedLists {
     return this.#open.size;
   }
 
-  /** Errors: `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`. */
+  /**
+   *
+   * @throws `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`.
+   */
   addLocal(table: DescriptorTable, memories: MemoryMap<MemoryRecord>): PreparedListRecord {
     const owner = `agent ${this.#agentName}`;
     const unknownCode = "KV_MEMORY_NOT_REGISTERED";
     return this.#add(table, checkRows({ table, owner, unknownCode, find: memories.find }));
   }
 
-  /** Errors: `KV_LIST_INVALID`. */
+  /**
+   *
+   * @throws `KV_LIST_INVALID`.
+   */
   addRemote(
     table: DescriptorTable,
     peer: PeerAddress,
@@ -60,8 +66,9 @@ export class PreparedLists {
   }
 
   /**
-   * Returns the record of an open list of this agent. Errors: `KV_TRANSFER_INVALID`,
-   * `KV_LIST_CLOSED`.
+   * Returns the record of an open list of this agent.
+   *
+   * @throws `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED`.
    */
   requireOpen(list: PreparedList, side: "local" | "remote"): PreparedListRecord {
     const subject = `the ${side} list`;
@@ -146,7 +153,11 @@ interface CheckRowsOptions<T extends DescribedMemory> {
   find(address: number, lengthBytes: number): T | undefined;
 }
 
-/** Checks a table. Errors: `KV_LIST_INVALID`, and `unknownCode`. */
+/**
+ * Checks a table.
+ *
+ * @throws `KV_LIST_INVALID`, and `unknownCode`.
+ */
 function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): DescriptorRows<T> {
   const { table, owner } = options;
   const memoryType: MemoryType = table.memoryType;

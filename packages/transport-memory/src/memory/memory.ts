@@ -21,7 +21,10 @@ export interface AllocateOptions {
   readonly closed: (memory: MemoryRecord) => void;
 }
 
-/** Errors: `KV_MEMORY_INVALID` when the bytes cannot be allocated. */
+/**
+ *
+ * @throws `KV_MEMORY_INVALID` when the bytes cannot be allocated.
+ */
 export function allocateMemory(options: AllocateOptions): MemoryRecord {
   const { address, lengthBytes, memoryType } = options;
   let data = newBytes(lengthBytes);
@@ -134,7 +137,9 @@ function newBytes(lengthBytes: number): Uint8Array<ArrayBuffer> {
 }
 
 /**
- * Returns the total length of the runs. Errors: `KV_MEMORY_INVALID` for a run outside the memory.
+ * Returns the total length of the runs.
+ *
+ * @throws `KV_MEMORY_INVALID` for a run outside the memory.
  */
 function checkRuns(name: string, runs: Float64Array, lengthBytes: number): number {
   if (!(runs instanceof Float64Array) || runs.length % 2 !== 0) {

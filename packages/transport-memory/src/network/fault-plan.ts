@@ -91,7 +91,9 @@ export interface FaultPlan {
   /** Returns the rule whose fault the operation suffers; undefined for none. */
   decide(subject: FaultSubject): FaultRule | undefined;
   /**
-   * Replaces all rules; the counters of `nth` and `times` start again. Errors: `KV_CONFIG_INVALID`.
+   * Replaces all rules; the counters of `nth` and `times` start again.
+   *
+   * @throws `KV_CONFIG_INVALID`.
    */
   setRules(rules: readonly FaultRule[]): void;
   /** Returns the number of injected faults by kind. */
@@ -100,7 +102,8 @@ export interface FaultPlan {
 
 /**
  * Creates a plan. The same seed and the same operations in the same order give the same faults.
- * Errors: `KV_CONFIG_INVALID`.
+ *
+ * @throws `KV_CONFIG_INVALID`.
  */
 export function faultPlan(rules: readonly FaultRule[], random: SeededRandom): FaultPlan {
   let active: ActiveRule[] = rules.map(activate);

@@ -41,7 +41,11 @@ export type ResolvedLatency = {
   readonly [K in keyof MemoryLatency]-?: NonNullable<MemoryLatency[K]>;
 };
 
-/** Fills in defaults. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Fills in defaults.
+ *
+ * @throws `KV_CONFIG_INVALID`.
+ */
 export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
   const resolved: ResolvedLatency = {
     latencyMs: options.latencyMs ?? 0,

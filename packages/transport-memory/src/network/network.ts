@@ -30,7 +30,11 @@ export interface MemoryNetwork {
   disconnect(hostA: string, hostB: string, options?: { forMs?: number | undefined }): void;
   /** Repairs the link between two hosts. */
   reconnect(hostA: string, hostB: string): void;
-  /** Replaces all fault rules. Errors: `KV_CONFIG_INVALID`. */
+  /**
+   * Replaces all fault rules.
+   *
+   * @throws `KV_CONFIG_INVALID`.
+   */
   setFaults(rules: readonly FaultRule[]): void;
   /** Returns the number of injected faults by kind. */
   faultCounts(): Readonly<Partial<Record<FaultKind, number>>>;

@@ -27,8 +27,9 @@ const LAST_PORT = 65_535;
 /**
  * Creates a side channel between the hosts of a memory network. Host names are those of the
  * network; "localhost" is the own host. Its listeners have `Symbol.asyncDispose`. `withEncryption`
- * compares keys as a real side channel would, and encrypts nothing. Errors: `KV_CONFIG_INVALID` for
- * a network that `memoryNetwork` did not create.
+ * compares keys as a real side channel would, and encrypts nothing.
+ *
+ * @throws `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
  */
 export function memorySideChannel(
   options: MemorySideChannelOptions,

@@ -30,18 +30,21 @@ export interface VirtualClock extends Clock {
    */
   advance(ms: number): Promise<void>;
   /**
-   * Fires timers until `predicate` returns true. Errors: `KV_INTERNAL` when `limitMs` has passed or
-   * no timer is left.
+   * Fires timers until `predicate` returns true.
+   *
+   * @throws `KV_INTERNAL` when `limitMs` has passed or no timer is left.
    */
   runUntil(predicate: () => boolean, options: { limitMs: number }): Promise<void>;
   /**
-   * Fires timers until `promise` settles, and settles as it does. Errors: as `runUntil`; `limitMs`
-   * defaults to one hour.
+   * Fires timers until `promise` settles, and settles as it does.
+   *
+   * @throws As `runUntil`; `limitMs` defaults to one hour.
    */
   settle<T>(promise: PromiseLike<T>, options?: { limitMs?: number | undefined }): Promise<T>;
   /**
-   * Fires timers until none is left. Errors: `KV_INTERNAL` when `limitMs` (default: one hour) has
-   * passed before.
+   * Fires timers until none is left.
+   *
+   * @throws `KV_INTERNAL` when `limitMs` (default: one hour) has passed before.
    */
   runUntilIdle(options?: { limitMs?: number | undefined }): Promise<void>;
 }

@@ -24,15 +24,18 @@ export interface CopyPlan {
   /** Byte ranges. */
   readonly mergedCount: number;
   /**
-   * Copies the next `lengthBytes` bytes at most. Errors: `KV_TRANSFER_FAILED` where memory is no
-   * longer registered.
+   * Copies the next `lengthBytes` bytes at most.
+   *
+   * @throws `KV_TRANSFER_FAILED` where memory is no longer registered.
    */
   copyNext(lengthBytes: number, from: MemoryMap<MemoryRecord>, to: MemoryMap<MemoryRecord>): void;
 }
 
 /**
  * Checks the descriptors of a transfer and resolves their addresses, so that the indices need not
- * be kept. Errors: `KV_TRANSFER_INVALID`.
+ * be kept.
+ *
+ * @throws `KV_TRANSFER_INVALID`.
  */
 export function copyPlan(request: TransferRequest, local: CopySide, remote: CopySide): CopyPlan {
   const reads = request.operation === "READ";

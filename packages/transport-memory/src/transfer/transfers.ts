@@ -38,7 +38,11 @@ export class AgentTransfers {
     return this.#active.size;
   }
 
-  /** Checks the request and starts the transfer. Errors: `KV_TRANSFER_INVALID`. */
+  /**
+   * Checks the request and starts the transfer.
+   *
+   * @throws `KV_TRANSFER_INVALID`.
+   */
   start(
     request: TransferRequest,
     local: PreparedListRecord,
