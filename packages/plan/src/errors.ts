@@ -35,3 +35,8 @@ function format(value: unknown): string {
   const text = typeof value === "string" ? value : JSON.stringify(value);
   return text.length > 200 ? `${text.slice(0, 200)}…` : text;
 }
+
+/** `KV_PLAN_INVALID`: a side contradicts itself. */
+export function invalidPlan(message: string, details?: Record<string, unknown>): KvError {
+  return new KvError("KV_PLAN_INVALID", message, details && { details });
+}

@@ -1,5 +1,4 @@
-import { KvError } from "@kv/interface";
-import { incompatible } from "../errors.js";
+import { incompatible, invalidPlan } from "../errors.js";
 import {
   type PackedMember,
   type RankGeometry,
@@ -54,8 +53,7 @@ function byName(
     const names = new Set([region.name, ...(region.members ?? [])]);
     for (const name of names) {
       if (holders.has(name)) {
-        throw new KvError(
-          "KV_PLAN_INVALID",
+        throw invalidPlan(
           `remote rank ${remote.tpRank}: cache "${name}" is in regions ${holders.get(name)} and ${index}`,
         );
       }
@@ -96,8 +94,7 @@ function byName(
 function pageOf(row: RegionGeometry, local: RegionGeometry, member: PackedMember): RegionGeometry {
   const { offsetBytes, lengthBytes } = member;
   if (offsetBytes + lengthBytes > row.blockLengthBytes) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `cache "${local.name}": ${lengthBytes} bytes at ${offsetBytes} leave the row of ${row.blockLengthBytes} bytes that packs it`,
     );
   }

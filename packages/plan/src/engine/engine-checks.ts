@@ -1,6 +1,6 @@
-import { type KvCacheKind, KvError } from "@kv/interface";
+import type { KvCacheKind } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
-import { incompatible, unsupported } from "../errors.js";
+import { incompatible, invalidPlan, unsupported } from "../errors.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
 import type { AlignedRank } from "./align-regions.js";
@@ -32,13 +32,10 @@ export function assertContextParallelSupported(
   }
   for (const { tpSize, dcpSize = 1 } of [local, remote]) {
     if (tpSize % dcpSize === 0) continue;
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      `DCP groups of ${dcpSize} ranks do not divide TP size ${tpSize}`,
-      {
-        details: { tpSize, dcpSize },
-      },
-    );
+    throw invalidPlan(`DCP groups of ${dcpSize} ranks do not divide TP size ${tpSize}`, {
+      tpSize,
+      dcpSize,
+    });
   }
 }
 
@@ -90,17 +87,14 @@ export function requireWholeShares(
       const isPage =
         pairs[index]?.heads === undefined || (pairs[index]?.stateGroups.length ?? 0) > 0;
       if (isPage && localParts === 1 && remoteParts === 1) continue;
-      throw new KvError(
-        "KV_PLAN_INVALID",
+      throw invalidPlan(
         `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,
         {
-          details: {
-            region,
-            blockBytes: side.blockBytes,
-            heads: side.heads,
-            tokens: side.tokens,
-            parts,
-          },
+          region,
+          blockBytes: side.blockBytes,
+          heads: side.heads,
+          tokens: side.tokens,
+          parts,
         },
       );
     }
@@ -138,10 +132,9 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
   const [one, two] = [facts(first), facts(other)];
   for (const key of Object.keys(one) as (keyof typeof one)[]) {
     if (one[key] === two[key]) continue;
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `remote ranks ${first.tpRank} and ${other.tpRank} of one engine differ in ${key}: ${one[key]} and ${two[key]}`,
-      { details: { key, [first.tpRank]: one[key], [other.tpRank]: two[key] } },
+      { key, [first.tpRank]: one[key], [other.tpRank]: two[key] },
     );
   }
 }
@@ -160,10 +153,9 @@ export function requireOneHolder(
       const holder = holders.get(region);
       holders.set(region, ppRank);
       if (holder === undefined) continue;
-      throw new KvError(
-        "KV_PLAN_INVALID",
+      throw invalidPlan(
         `cache "${local.regions[region]?.name}" is on the remote pipeline stages ${holder} and ${ppRank}`,
-        { details: { region, stages: [holder, ppRank] } },
+        { region, stages: [holder, ppRank] },
       );
     }
   }
@@ -188,16 +180,14 @@ export function ranksByNumber(
         rank.tpRank,
       );
     }
-    if (ranks.has(rank.tpRank))
-      throw new KvError("KV_PLAN_INVALID", `remote rank ${rank.tpRank} is given twice`);
+    if (ranks.has(rank.tpRank)) throw invalidPlan(`remote rank ${rank.tpRank} is given twice`);
     ranks.set(rank.tpRank, rank);
   }
   const missing = mapping.allSourceRanks.filter((rank) => !ranks.has(rank));
   if (missing.length > 0) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `the plan reads from remote ranks ${mapping.allSourceRanks.join(", ")}; the geometry of ${missing.join(", ")} is missing`,
-      { details: { sources: mapping.allSourceRanks, missing } },
+      { sources: mapping.allSourceRanks, missing },
     );
   }
   return ranks;

@@ -1,5 +1,6 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { kvHeadsOfRank, type TpMapping } from "@kv/topology";
+import { invalidPlan } from "../errors.js";
 import { type BlockOrder, hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { type AlignedRank, alignRegions, withStageGroups } from "./align-regions.js";
@@ -137,10 +138,7 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
   const options = { ...given, local: withStageGroups(given.local, given.remotes) };
   const { local, groups, numKvHeads } = options;
   if (options.remotes.length === 0)
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      "a plan needs the geometry of at least one remote rank; none is given",
-    );
+    throw invalidPlan("a plan needs the geometry of at least one remote rank; none is given");
   const isMla = isMlaModel(groups);
   const stages = stagesOf(options);
   const [first] = stages as [Stage];

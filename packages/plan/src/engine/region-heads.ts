@@ -1,5 +1,5 @@
-import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
+import { invalidPlan } from "../errors.js";
 import { whyUncut } from "../geometry/cache-format.js";
 import {
   type ModelGeometry,
@@ -90,10 +90,9 @@ export function kernelTokens(rank: RankGeometry, group: number): number {
   const logical = rank.groupBlockTokens?.[group];
   if (logical === undefined) return rank.kernelBlockSize;
   if (logical % rank.physicalBlocksPerLogical === 0) return logical / rank.physicalBlocksPerLogical;
-  throw new KvError(
-    "KV_PLAN_INVALID",
+  throw invalidPlan(
     `group ${group}: blocks of ${logical} tokens do not divide into ${rank.physicalBlocksPerLogical} kernel blocks`,
-    { details: { group, logical, physicalBlocksPerLogical: rank.physicalBlocksPerLogical } },
+    { group, logical, physicalBlocksPerLogical: rank.physicalBlocksPerLogical },
   );
 }
 

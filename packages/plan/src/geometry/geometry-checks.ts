@@ -1,4 +1,5 @@
-import { KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
+import { KV_CACHE_LAYOUTS, type KvError } from "@kv/interface";
+import { invalidPlan } from "../errors.js";
 import { cacheKind } from "../kinds/registry.js";
 import {
   type ModelGeometry,
@@ -144,5 +145,5 @@ function integer(where: string, field: string, value: number, minimum: number): 
 }
 
 function invalid(where: string, what: string): KvError {
-  return new KvError("KV_PLAN_INVALID", `${where}: ${what}`, { details: { where, what } });
+  return invalidPlan(`${where}: ${what}`, { where, what });
 }

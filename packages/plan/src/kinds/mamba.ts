@@ -1,6 +1,5 @@
-import { KvError } from "@kv/interface";
 import { tpRatio } from "@kv/topology";
-import { incompatible } from "../errors.js";
+import { incompatible, invalidPlan } from "../errors.js";
 import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
@@ -30,11 +29,10 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
   let localOffset = 0;
   return parts.map((bytes, index): Piece => {
     if (bytes % shares !== 0) {
-      throw new KvError(
-        "KV_PLAN_INVALID",
-        `${bytes} bytes of state do not divide among ${shares} remote ranks`,
-        { details: { bytes, shares } },
-      );
+      throw invalidPlan(`${bytes} bytes of state do not divide among ${shares} remote ranks`, {
+        bytes,
+        shares,
+      });
     }
     const lengthBytes = bytes / shares;
     const begin = localOffset;
@@ -61,15 +59,13 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
 function stateOf(rank: RankGeometry, side: string): StateSpaceGeometry {
   const { stateSpace } = rank;
   if (stateSpace === undefined) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `${side} has a state-space group, and the sizes of its states (ssm_sizes) are missing`,
     );
   }
   const sum = stateSpace.convProjectionBytes?.reduce((total, bytes) => total + bytes, 0);
   if (sum !== undefined && sum !== stateSpace.convBytes) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `${side}: projections of ${stateSpace.convProjectionBytes?.join(" + ")} bytes do not add up to a convolution state of ${stateSpace.convBytes}`,
     );
   }
@@ -110,10 +106,9 @@ export function requireStatesFit(
     if (region === undefined) continue;
     const pageBytes = region.blockStrideBytes * rank.physicalBlocksPerLogical;
     if (convBytes + recurrentBytes <= pageBytes) continue;
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `${side}, region "${region.name}": a state of ${convBytes} + ${recurrentBytes} bytes is larger than a logical block's ${pageBytes}`,
-      { details: { region: region.name, convBytes, recurrentBytes, pageBytes } },
+      { region: region.name, convBytes, recurrentBytes, pageBytes },
     );
   }
 }

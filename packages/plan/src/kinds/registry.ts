@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { invalidPlan } from "../errors.js";
 import type { CacheKind } from "./cache-kind.js";
 import { mamba } from "./mamba.js";
 
@@ -37,8 +37,7 @@ const BY_NAME = new Map<string, CacheKind>(KINDS.map((kind) => [kind.name, kind]
  */
 export function registerCacheKind(kind: CacheKind): void {
   const { name, sharding, extent } = kind;
-  const invalid = (reason: string) =>
-    new KvError("KV_PLAN_INVALID", `cache kind ${JSON.stringify(name)}: ${reason}`);
+  const invalid = (reason: string) => invalidPlan(`cache kind ${JSON.stringify(name)}: ${reason}`);
   const known = BY_NAME.get(name);
   if (known === kind) return;
   if (known !== undefined) throw invalid("another kind has this name");
@@ -59,10 +58,7 @@ export function registerCacheKind(kind: CacheKind): void {
 export function cacheKind(name: string): CacheKind {
   const found = BY_NAME.get(name);
   if (found !== undefined) return found;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `the model: group kind "${name}" is none of ${cacheKindNames().join(", ")}`,
-  );
+  throw invalidPlan(`the model: group kind "${name}" is none of ${cacheKindNames().join(", ")}`);
 }
 
 /** The names of all kinds: the values that `ModelGeometry.groups` may hold. */

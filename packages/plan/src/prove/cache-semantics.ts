@@ -1,4 +1,5 @@
-import { type KvCacheKind, KvError } from "@kv/interface";
+import type { KvCacheKind } from "@kv/interface";
+import { invalidPlan } from "../errors.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /**
@@ -36,8 +37,7 @@ export function registerCacheSemantics(kind: string, semantics: CacheSemantics):
     known !== undefined &&
     (known.sharing !== semantics.sharing || known.lists !== semantics.lists)
   ) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `cache kind ${JSON.stringify(kind)} has other semantics already: ${JSON.stringify(known)}, not ${JSON.stringify(semantics)}`,
     );
   }

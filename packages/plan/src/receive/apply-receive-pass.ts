@@ -1,6 +1,6 @@
-import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { GroupPlan } from "../engine/group-plans.js";
+import { invalidPlan } from "../errors.js";
 import { orderOfLayout } from "../geometry/layout.js";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import type { ReceivePass, ReceivePassGroup } from "./build-receive-pass.js";
@@ -21,10 +21,7 @@ export function applyReceivePass(
   for (const { index, region, permuted, copies, zeroed } of effectsOf(plan, pass)) {
     const bytes = regionBytes[index];
     if (bytes === undefined)
-      throw new KvError(
-        "KV_PLAN_INVALID",
-        `region ${index} of the plan: no view of its bytes is given`,
-      );
+      throw invalidPlan(`region ${index} of the plan: no view of its bytes is given`);
     requireLength(region, bytes);
 
     const landed = new Uint8Array(permuted.length > 0 ? region.blockLengthBytes : 0);
@@ -51,10 +48,7 @@ export function uncoveredRuns(
   pass: ReceivePass,
 ): ReadonlyMap<number, Float64Array> {
   if (pass.groups.some(({ permuteBlockIds }) => permuteBlockIds.length > 0))
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      "the receive pass puts blocks in order: plan with `canPass: false`",
-    );
+    throw invalidPlan("the receive pass puts blocks in order: plan with `canPass: false`");
   const rows = new Map<number, number[]>();
   for (const { index, zeroed } of effectsOf(plan, pass)) {
     const ofRegion = zeroed.flatMap(({ at, lengthBytes }) => [at, lengthBytes]);
@@ -93,14 +87,10 @@ export function* effectsOf(plan: EngineTransferPlan, pass: ReceivePass): Generat
     const regions = plan.regionsOfGroup[group.group];
     const groupPlan = plan.groupPlans[group.group];
     if (regions === undefined || groupPlan === undefined)
-      throw new KvError(
-        "KV_PLAN_INVALID",
-        `group ${group.group} of the receive pass is not in the plan`,
-      );
+      throw invalidPlan(`group ${group.group} of the receive pass is not in the plan`);
     for (const index of regions) {
       const region = plan.local.regions[index];
-      if (region === undefined)
-        throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan is missing`);
+      if (region === undefined) throw invalidPlan(`region ${index} of the plan is missing`);
       const shapeOf = (lengthBytes: number) => blockShape(plan, groupPlan, index, lengthBytes);
       yield { index, region, ...effectOn(plan, group, region, shapeOf) };
     }
@@ -203,8 +193,7 @@ function blockShape(
   const cellBytes = lengthBytes / (heads * tokens);
   if (heads === 1 && plan.blockSizeRatio === 1 && !Number.isInteger(cellBytes)) return undefined;
   if (!Number.isInteger(cellBytes)) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
+    throw invalidPlan(
       `region "${name}": a block of ${lengthBytes} bytes does not divide into ${heads} heads of ${tokens} tokens`,
     );
   }
@@ -219,9 +208,8 @@ function blockShape(
 function requireLength(region: RegionGeometry, bytes: Uint8Array): void {
   const needed = (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
   if (bytes.byteLength >= needed) return;
-  throw new KvError(
-    "KV_PLAN_INVALID",
+  throw invalidPlan(
     `region "${region.name}": a view of ${bytes.byteLength} bytes is too short: ${region.numBlocks} blocks need ${needed}`,
-    { details: { region: region.name, given: bytes.byteLength, needed } },
+    { region: region.name, given: bytes.byteLength, needed },
   );
 }

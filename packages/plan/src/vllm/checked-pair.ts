@@ -128,6 +128,12 @@ export interface VllmRefusal {
   };
 }
 
+/** Checks of one function of vLLM that handshakes decide, where a row does not say otherwise. */
+export const refusalsAt = (
+  where: string,
+  rows: readonly (Omit<VllmRefusal, "where" | "known"> & Partial<VllmRefusal>)[],
+): readonly VllmRefusal[] => rows.map((row) => ({ where, known: "pair", ...row }));
+
 /** TP of local over remote; negative where the remote has more ranks. */
 export const ratioOf = ({ local, remote }: CheckedPair) =>
   local.tpSize >= remote.tpSize

@@ -4,7 +4,7 @@ import {
   type CheckedSide,
   pairsByName,
   ratioOf,
-  type VllmRefusal,
+  refusalsAt,
 } from "./checked-pair.js";
 
 const ADD = "v1/nixl/base_worker.py, add_remote_agent";
@@ -34,12 +34,11 @@ const sourceRanks = ({ local, remote, numKvHeads }: CheckedPair) =>
   );
 
 /** vLLM's checks of a peer before those of its handshake, in their order. */
-export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
+export const ENGINE_REFUSALS = refusalsAt(ADD, [
   {
     id: "csa-linear-heads",
     where: "v1/nixl/base_worker.py, _validate_csa_linear_tp_layout",
     says: "CSA-linear NIXL requires both endpoints on the same side of",
-    known: "pair",
     refuses: ({ local, remote, isCsaLinear = false, numKvHeads }) =>
       isCsaLinear && local.tpSize < numKvHeads !== remote.tpSize < numKvHeads,
     limit: ({ local, remote, numKvHeads }) => ({
@@ -53,7 +52,6 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     id: "pcp-spans-dcp",
     where: PARALLEL,
     says: "Remote NixlConnector PCP+DCP does not span the full PCP group",
-    known: "pair",
     refuses: ({ remote: { pcpSize = 1, dcpSize } }) =>
       pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize,
     limit: ({ local, remote: { pcpSize = 1, dcpSize } }) => ({
@@ -67,7 +65,6 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     id: "replicated-pcp",
     where: PARALLEL,
     says: "Replicated PCP cannot be paired with a DCP-sharded NIXL peer",
-    known: "pair",
     refuses: ({ local, remote }) =>
       isReplicatedPcp(local, remote) || isReplicatedPcp(remote, local),
     limit: ({ local, remote }) => ({
@@ -79,9 +76,7 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "stages-block-size",
-    where: ADD,
     says: "Attention-HMA push requires identical P/D block sizes",
-    known: "pair",
     refuses: (pair) => pairsByName(pair) && pair.local.blockSize !== pair.remote.blockSize,
     limit: ({ local, remote }) => ({
       factor: "block_size",
@@ -92,9 +87,7 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "stages-tp",
-    where: ADD,
     says: "Attention-HMA push does not support decode TP greater than prefill TP yet",
-    known: "pair",
     refuses: (pair) => pairsByName(pair) && !pair.isMla && pair.remote.tpSize > pair.local.tpSize,
     limit: ({ local, remote }) => ({
       factor: "tp_size",
@@ -108,7 +101,6 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     where: "v1/nixl/base_worker.py, _split_remote_packed_rows",
     since: "0.33.0",
     says: "Remote advertised no region_names",
-    known: "pair",
     refuses: (pair) => readsPackedRows(pair) && pair.remote.regionNames === undefined,
   },
   {
@@ -116,7 +108,6 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     where: "v1/nixl/base_worker.py, _split_remote_packed_rows",
     since: "0.33.0",
     says: "Reading multi-group packed KV rows into per-layer regions is not supported",
-    known: "pair",
     refuses: (pair) => readsPackedRows(pair) && pair.remote.regionGroupIds[packedRow(pair)] === -1,
     limit: ({ local, remote }) => ({
       factor: "kv_cache_layout",
@@ -127,10 +118,8 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "packed-rows",
-    where: ADD,
     since: "0.33.0",
     says: "Packed KV block rows differ between P and D",
-    known: "pair",
     refuses: (pair) =>
       isPacked(pair.local) &&
       !pairsByName(pair) &&
@@ -146,7 +135,6 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
     id: "own-engine-id",
     where: "utils.py, TransferTopology.register_remote_engine",
     says: "Cannot register local engine",
-    known: "pair",
     refuses: ({ local, remote }) =>
       local.engineId !== undefined && local.engineId === remote.engineId,
     limit: ({ local, remote }) => ({
@@ -156,18 +144,17 @@ export const ENGINE_REFUSALS: readonly VllmRefusal[] = [
       fix: "give two servers, and leave engine_id out of --kv-transfer-config or give each its own",
     }),
   },
-];
+]);
 
 /**
  * vLLM's checks when it makes the lists of a peer's blocks, after those of its handshake, in their
  * order.
  */
-export const LIST_REFUSALS: readonly VllmRefusal[] = [
+export const LIST_REFUSALS = refusalsAt(ADD, [
   {
     id: "gathered-states-block-size",
     where: "v1/nixl/base_worker.py, _build_local_splits_from_plan",
     says: "Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported",
-    known: "pair",
     refuses: (pair) =>
       pair.hasStates &&
       !pair.isMla &&
@@ -187,7 +174,6 @@ export const LIST_REFUSALS: readonly VllmRefusal[] = [
     // 0.31 compares lengths of regions, which its handshake has for whole blocks only.
     since: "0.32.0",
     says: "PLE pages require identical P/D geometry",
-    known: "pair",
     refuses: ({ local, remote, hasStates }) => hasStates && pleBytes(local) !== pleBytes(remote),
     limit: ({ local, remote }) => ({
       factor: "ple_block_len",
@@ -198,9 +184,7 @@ export const LIST_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "mixed-memory",
-    where: ADD,
     says: "NIXL pull does not yet support a mixed-memory producer",
-    known: "pair",
     refuses: ({ remote }) => new Set(remote.memoryTypes).size > 1,
     limit: ({ local, remote }) => ({
       factor: "region_mem_types",
@@ -212,4 +196,4 @@ export const LIST_REFUSALS: readonly VllmRefusal[] = [
       fix: "keep the whole KV cache of prefill in one kind of memory",
     }),
   },
-];
+]);

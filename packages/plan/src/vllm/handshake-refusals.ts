@@ -5,7 +5,7 @@ import {
   hasDcp,
   type Looked,
   ratioOf,
-  type VllmRefusal,
+  refusalsAt,
 } from "./checked-pair.js";
 
 const VALIDATE = "v1/nixl/base_worker.py, _validate_remote_agent_handshake";
@@ -45,33 +45,27 @@ function lengthDiffers(pair: CheckedPair, kind: "replicated" | "split" | "gather
 }
 
 /** vLLM's checks of a peer's handshake, in their order (0.31 to 0.33). */
-export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
+export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
   {
     id: "dcp-divides",
-    where: VALIDATE,
     says: "DCP sizes must divide one another",
-    known: "pair",
     refuses: ({ local, remote }) => !divide(local.dcpSize, remote.dcpSize),
   },
   {
     id: "dcp-states",
-    where: VALIDATE,
     says: "Hybrid MLA+Mamba NIXL transfers require matching DCP sizes",
-    known: "pair",
     refuses: ({ local, remote, hasStates }) => hasStates && local.dcpSize !== remote.dcpSize,
   },
   {
     id: "tp-divides",
     where: "utils.py, TransferTopology.tp_ratio",
     says: "is not divisible by",
-    known: "pair",
     refuses: ({ local, remote }) => !divide(local.tpSize, remote.tpSize),
   },
   {
     id: "block-size-divides",
     where: "utils.py, TransferTopology.block_size_ratio",
     says: "Local block size",
-    known: "pair",
     refuses: (pair) => !Number.isInteger(blockRatio(pair)),
     limit: ({ local, remote }) => ({
       factor: "block_size",
@@ -82,9 +76,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "more-ranks-than-heads",
-    where: VALIDATE,
     says: "",
-    known: "pair",
     refuses: (pair) => !pair.isMla && !pair.hasStates && ratioOf(pair) < 0 && isReplicated(pair),
     limit: ({ remote, numKvHeads }) => ({
       factor: "tp_size",
@@ -95,17 +87,13 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "draft-ranks",
-    where: VALIDATE,
     since: "0.33.0",
     says: "NIXL head-sharded draft KV under an MLA target requires local TP >= remote TP and no DCP",
-    known: "pair",
     refuses: (pair) => pair.draftKvHeads !== null && (ratioOf(pair) < 0 || hasDcp(pair)),
   },
   {
     id: "dcp-groups",
-    where: VALIDATE,
     says: "DCP region pulls require matching logical and physical block sizes",
-    known: "pair",
     refuses: (pair) =>
       hasDcp(pair) &&
       groupsDiffer(pair) &&
@@ -113,17 +101,13 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "states-kernel-blocks",
-    where: VALIDATE,
     says: "Prefix caching with heterogeneous physical_blocks_per_logical",
-    known: "pair",
     refuses: ({ local, remote, hasStates, prefixCaching }) =>
       hasStates && prefixCaching && local.kernelsPerLogical !== remote.kernelsPerLogical,
   },
   {
     id: "host-buffer-block-size",
-    where: VALIDATE,
     says: "Heterogeneous block sizes are not supported with host buffer",
-    known: "pair",
     refuses: (pair) => pair.usesHostBuffer && blockRatio(pair) !== 1,
     limit: ({ local, remote }) => ({
       factor: "block_size",
@@ -134,9 +118,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "permute-hma",
-    where: VALIDATE,
     says: "HMA does not support block size post processing",
-    known: "pair",
     refuses: (pair) => isPermuted(pair) && pair.needsHma,
     limit: ({ local, remote }) => ({
       factor: "kv_cache_layout",
@@ -147,16 +129,12 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "layout",
-    where: VALIDATE,
     says: "Heterogeneous TP expects same kv_cache_layout",
-    known: "pair",
     refuses: (pair) => !pair.isMla && pair.local.layout !== pair.remote.layout && !isPermuted(pair),
   },
   {
     id: "cpu-attention-hma",
-    where: VALIDATE,
     says: "heterogeneous attn post process is not supported with HMA",
-    known: "pair",
     refuses: ({ local, remote, needsHma }) =>
       needsHma &&
       local.attentionBackend === "CPU_ATTN" &&
@@ -170,9 +148,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "contiguous-heads",
-    where: VALIDATE,
     says: "Heterogeneous TP head-dimension splitting requires contiguous heads",
-    known: "pair",
     refuses: (pair) =>
       Math.abs(ratioOf(pair)) !== 1 &&
       !pair.isMla &&
@@ -188,10 +164,8 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "draft-layout",
-    where: VALIDATE,
     since: "0.33.0",
     says: "Head-sharded draft KV under an MLA target needs the same block-contiguous kv_cache_layout",
-    known: "pair",
     refuses(pair) {
       const [local, remote] = draftHeads(pair);
       return (
@@ -203,10 +177,8 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "nvfp4",
-    where: VALIDATE,
     since: "0.33.0",
     says: "NIXL KV-head re-sharding is not supported for NVFP4 KV cache",
-    known: "pair",
     refuses: ({ local, remote, isMla, numKvHeads, cacheDtype }) =>
       !isMla &&
       cacheDtype.startsWith("nvfp4") &&
@@ -214,9 +186,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "hybrid-mla-lengths",
-    where: VALIDATE,
     says: "Hybrid MLA kernel-granularity block lengths must match",
-    known: "pair",
     refuses: (pair) =>
       pair.hasStates &&
       pair.isMla &&
@@ -225,32 +195,24 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "regions",
-    where: VALIDATE,
     says: "Number of KV layers must match between prefill and decode",
-    known: "pair",
     refuses: ({ local, remote, hasStates }) =>
       !hasStates && local.blockLengthsBytes.length !== remote.blockLengthsBytes.length,
   },
   {
     id: "state-regions",
-    where: VALIDATE,
     says: "",
-    known: "pair",
     refuses: ({ local, remote, hasStates }) =>
       hasStates && local.blockLengthsBytes.length !== remote.blockLengthsBytes.length,
   },
   {
     id: "replicated-lengths",
-    where: VALIDATE,
     says: "KV cache sizes must match between P and D when replicated",
-    known: "pair",
     refuses: (pair) => lengthDiffers(pair, "replicated"),
   },
   {
     id: "gathered-block-size",
-    where: VALIDATE,
     says: "Different local/remote block sizes are not supported when P TP > D TP",
-    known: "pair",
     refuses: (pair) =>
       !pair.hasStates &&
       !pair.isMla &&
@@ -266,17 +228,13 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "split-lengths",
-    where: VALIDATE,
     says: "must equal local",
-    known: "pair",
     refuses: (pair) =>
       lengthDiffers(pair, "split") || (blockRatio(pair) === 1 && lengthDiffers(pair, "gathered")),
   },
   {
     id: "strides",
-    where: VALIDATE,
     says: "",
-    known: "pair",
     refuses: ({ remote }) =>
       remote.blockLengthsBytes.some(
         (bytes, region) => (remote.blockStridesBytes[region] ?? 0) < bytes,
@@ -284,9 +242,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "names",
-    where: VALIDATE,
     says: "NIXL transfer regions must name the same model caches in the same order",
-    known: "pair",
     refuses: ({ local, remote }) =>
       remote.regionNames !== undefined && remote.regionNames.join() !== local.regionNames?.join(),
   },
@@ -295,8 +251,7 @@ export const HANDSHAKE_REFUSALS: readonly VllmRefusal[] = [
     where: "v1/nixl/push_worker.py, _validate_remote_agent_handshake",
     since: "0.33.0",
     says: "NIXL push mode does not support a head-sharded draft's KV",
-    known: "pair",
     refuses: ({ local, remote, isPush, draftKvHeads }) =>
       isPush && draftKvHeads !== null && local.tpSize !== remote.tpSize,
   },
-];
+]);

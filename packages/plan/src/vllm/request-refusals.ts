@@ -4,7 +4,7 @@ import {
   groupsDiffer,
   hasDcp,
   pairsByName,
-  type VllmRefusal,
+  refusalsAt,
 } from "./checked-pair.js";
 
 const READ = "v1/nixl/pull_worker.py, _read_blocks_for_req";
@@ -51,12 +51,10 @@ const isState = ({ hasStates }: CheckedPair, group: number, groups: number) =>
   hasStates && group === groups - 1;
 
 /** vLLM's checks of a pair when it reads or writes the blocks of a request, in their order. */
-export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
+export const REQUEST_REFUSALS = refusalsAt(READ, [
   {
     id: "read-groups",
-    where: READ,
     says: "Different NIXL cache-group layouts are only supported for pure MLA models",
-    known: "pair",
     refuses: (pair) => !pair.isPush && groupsDiffer(pair) && (!pair.isMla || pair.hasStates),
     limit: (pair) => ({
       factor: "region_group_ids",
@@ -67,9 +65,7 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "read-groups-block-size",
-    where: READ,
     says: "Region-mapped NIXL transfers require matching physical block sizes",
-    known: "pair",
     refuses: (pair) => readsByRegion(pair) && blockRatio(pair) !== 1,
     limit: ({ local, remote }) => ({
       factor: "block_size",
@@ -80,9 +76,7 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "read-shared-regions",
-    where: READ,
     says: "Region-mapped pulls with DCP or different logical block sizes require remote_num_tokens",
-    known: "pair",
     refuses: (pair) => readsByRegion(pair) && needsCounts(pair) && hasSharedRegion(pair),
     limit: (pair) => ({
       factor: "region_group_ids",
@@ -93,7 +87,6 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
   },
   {
     id: "read-num-tokens",
-    where: READ,
     says: "Region-mapped pulls with DCP or different logical block sizes require remote_num_tokens",
     known: "request",
     refuses: (pair) =>
@@ -127,7 +120,6 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
     id: "write-groups",
     where: WRITE,
     says: "NixlPushConnector does not support different producer and consumer cache-group layouts",
-    known: "pair",
     refuses: (pair) => pair.writes === true && groupsDiffer(pair) && !pairsByName(pair),
     limit: (pair) => ({
       factor: "region_group_ids",
@@ -168,4 +160,4 @@ export const REQUEST_REFUSALS: readonly VllmRefusal[] = [
       });
     },
   },
-];
+]);
