@@ -16,13 +16,9 @@ import {
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices } from "./prefill/ended-notices.js";
+import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
-import {
-  FinishedRequests,
-  type NamedRequest,
-  type ProducedRequest,
-  ProducedRequests,
-} from "./prefill/produced-requests.js";
+import { type ProducedRequest, ProducedRequests } from "./prefill/produced-requests.js";
 import {
   EndedRegistrations,
   MAX_WAITING_BYTES,

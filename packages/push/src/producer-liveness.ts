@@ -1,5 +1,4 @@
 import {
-  type EngineAddress,
   engineKey,
   type OpenEngine,
   type PendingReceives,
@@ -8,6 +7,8 @@ import {
 import { type Clock, KvError } from "@kv/interface";
 import type { LeaseReply } from "@kv/protocol";
 import type { RegistrationOrder } from "./step-metadata.js";
+
+type EngineAddress = OpenEngine["address"];
 
 /** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {

@@ -1,7 +1,7 @@
 import type { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { clockOffset } from "./clock-offset.js";
+import { clockOffset } from "./handshake-client.js";
 
 describe("clockOffset", () => {
   it("uses the sample with the lowest round trip, at any position", () => {

@@ -7,8 +7,8 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import type { ClockOffset } from "./clock-offset.js";
-import type { EngineAddress } from "./engine-address.js";
+import type { EngineAddress } from "../requests/remote-request.js";
+import type { ClockOffset } from "./handshake-client.js";
 import { shakeHands } from "./handshake-client.js";
 import { announcedInBlocksOf, describeRank, remoteGeometry } from "./rank-geometry.js";
 

@@ -23,7 +23,7 @@ import {
 } from "@kv/protocol";
 import { LimitedWarnings } from "@kv/side-channel";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import { type RankKey, rankKey } from "./engine-address.js";
+import { type RankKey, rankKey } from "../requests/remote-request.js";
 
 /** Options of `EngineListener`. */
 export interface EngineListenerOptions {

@@ -20,16 +20,18 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
-import { addressOf, type EngineAddress, engineKey } from "../handshake/engine-address.js";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
-  type HeartbeatChange,
+  addressOf,
+  type EngineAddress,
+  engineKey,
   type HeartbeatRequest,
   heartbeatKey,
   heartbeatRequest,
   type RemoteRequest,
-} from "../scheduler/step-types.js";
-import type { TaskTracker } from "../task-tracker.js";
+} from "../requests/remote-request.js";
+import type { HeartbeatChange } from "../requests/step-metadata.js";
+import type { TaskTracker } from "./background-work.js";
+import type { TransferMetrics } from "./transfers.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 
@@ -235,11 +237,6 @@ export class HeartbeatSender {
   close(): void {
     this.#engines.clear();
     this.#arm();
-  }
-
-  /** As `close`. */
-  [Symbol.dispose](): void {
-    this.close();
   }
 
   #changeEngine(change: HeartbeatChange): void {

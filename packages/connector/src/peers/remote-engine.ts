@@ -22,12 +22,16 @@ import {
 import type { RemoteLease } from "@kv/protocol";
 import { handshakeSourceRanks, handshakeTargetRanks } from "@kv/topology";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import type { ClockOffset } from "../handshake/clock-offset.js";
 import type { ConnectorHandshake, RemoteRanks } from "../handshake/connector-handshake.js";
-import { type EngineAddress, type RankKey, rankKey } from "../handshake/engine-address.js";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
-import type { RemoteRequest } from "../scheduler/step-types.js";
+import type { ClockOffset } from "../handshake/handshake-client.js";
+import {
+  type EngineAddress,
+  type RankKey,
+  type RemoteRequest,
+  rankKey,
+} from "../requests/remote-request.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
+import type { TransferMetrics } from "./transfers.js";
 
 /**
  * What remote engines need of their worker: one agent, its registered caches, and the engine's
@@ -151,7 +155,7 @@ export interface EngineRequest extends Omit<RemoteRequest, "lease"> {
 /**
  * A counted reference to an open engine. The engine stays open until every reference was released.
  */
-export interface EngineReference<Engine extends OpenEngine> {
+export interface EngineReference<Engine> {
   /** The open engine. */
   readonly engine: Engine;
   /** Ends the reference. Safe to call twice. */

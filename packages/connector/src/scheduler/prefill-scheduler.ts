@@ -24,21 +24,16 @@ import {
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ListenerAddress } from "../handshake/engine-listener.js";
-import { traceMember } from "../tracing/spans.js";
-import { type Generation, Generations } from "./generations.js";
-import type { LeaseOrder, SendableRequest } from "./step-types.js";
+import { type Generation, Generations } from "../requests/references.js";
+import { traceMember } from "../requests/remote-request.js";
+import type {
+  ConnectorStepMetadata,
+  LeaseOrder,
+  SendableRequest,
+} from "../requests/step-metadata.js";
 
 /** The orders of P's half to the workers in one step. */
-export interface PrefillStep {
-  /** As `ConnectorStepMetadata.inBatch`. */
-  readonly inBatch: readonly SendableRequest[];
-  /** As `ConnectorStepMetadata.notSent`. */
-  readonly notSent: readonly string[];
-  /** As `ConnectorStepMetadata.leases`. */
-  readonly leases: readonly LeaseOrder[];
-  /** As `ConnectorStepMetadata.lost`. @default none */
-  readonly lost?: readonly string[] | undefined;
-}
+export type PrefillStep = Pick<ConnectorStepMetadata, "inBatch" | "notSent" | "leases" | "lost">;
 
 /** Options of `PrefillScheduler`: those of this engine and of its settings, and these. */
 export interface PrefillSchedulerOptions

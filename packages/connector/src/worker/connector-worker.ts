@@ -17,15 +17,15 @@ import {
   connectorSettings,
   encryptedSideChannel,
 } from "../config/connector-settings.js";
+import { transferredCaches } from "../config/transfer-groups.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
-import { TransferMetrics } from "../metrics/transfer-metrics.js";
+import { idleWithinGrace, TaskTracker } from "../peers/background-work.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
 import type { PeerContext } from "../peers/remote-engine.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
-import { transferredCaches } from "../scheduler/transfer-groups.js";
-import { idleWithinGrace, TaskTracker } from "../task-tracker.js";
-import { checkWorkerOptions } from "./check-worker-options.js";
+import { TransferMetrics } from "../peers/transfers.js";
+import type { ConnectorStepMetadata } from "../requests/step-metadata.js";
 import type { ReceiveError, ReceiveFailedOptions } from "./receive-error.js";
 
 /** What both halves of a connector's worker share. */
@@ -69,8 +69,8 @@ export interface WorkerHalf<Orders> {
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
-export interface ConnectorWorkerOptions<Orders> {
-  /** The connector's name in errors. */
+export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
+  /** The connector's name in step metadata and errors. */
   readonly name: string;
   /** Part of the compatibility hash. */
   readonly transferMode: "pull" | "push";
@@ -78,8 +78,8 @@ export interface ConnectorWorkerOptions<Orders> {
   readonly operation: "read" | "write";
   /** Extension messages that this worker understands, sent in the handshake. @default undefined */
   readonly features?: readonly string[] | undefined;
-  /** Narrows the metadata of a step. Errors: `KV_INTERNAL` for another connector's. */
-  orders(step: StepMetadata): Orders;
+  /** Keys of the connector's own lists in step metadata. */
+  readonly lists: readonly (keyof Orders & string)[];
   /** Creates both halves, once the agent exists and the caches are registered. */
   createHalves(context: WorkerContext): {
     readonly prefill: WorkerHalf<Orders>;
@@ -93,11 +93,11 @@ export interface ConnectorWorkerOptions<Orders> {
  * the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
  * `KV_CONFIG_INVALID`.
  */
-export function createConnectorWorker<Orders>(
+export function createConnectorWorker<Orders extends ConnectorStepMetadata>(
   options: WorkerOptions,
   connector: ConnectorWorkerOptions<Orders>,
 ): WorkerConnector & AsyncDisposable {
-  checkWorkerOptions(options, connector);
+  requireSupported(options, connector);
   return new ConnectorWorker(options, connector);
 }
 
@@ -108,7 +108,9 @@ interface OpenWorker<Orders> {
   readonly registrations: readonly Registration[];
 }
 
-class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
+class ConnectorWorker<Orders extends ConnectorStepMetadata>
+  implements WorkerConnector, AsyncDisposable
+{
   readonly name: string;
   readonly #options: WorkerOptions;
   readonly #connector: ConnectorWorkerOptions<Orders>;
@@ -159,7 +161,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
 
   startLoad(step: StepMetadata): void {
     const { prefill, decode } = this.#assertOpen();
-    const orders = this.#connector.orders(step);
+    const orders = this.#orders(step);
     prefill.step(orders);
     decode.step(orders);
   }
@@ -204,6 +206,27 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause. */
+  #orders(step: StepMetadata): Orders {
+    const { name, lists } = this.#connector;
+    const { schedulerClockMs, incarnation } = step;
+    const areLists = ["inBatch", "notSent", "leases", "heartbeats", ...lists].every((key) =>
+      Array.isArray(step[key]),
+    );
+    if (
+      step.connector === name &&
+      areLists &&
+      typeof schedulerClockMs === "number" &&
+      typeof incarnation === "string"
+    )
+      return step as Orders;
+    throw new KvError(
+      "KV_INTERNAL",
+      `step ${step.step} carries metadata of connector "${step.connector}"; this worker belongs to "${name}"`,
+      { hint: "build the scheduler side and the worker side from the same connector name" },
+    );
   }
 
   #assertOpen(): OpenWorker<Orders> {
@@ -288,6 +311,44 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
       await agent.close();
       throw error;
     }
+  }
+}
+
+/** Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
+function requireSupported(
+  { config, engine: { ppSize }, platform, transport }: WorkerOptions,
+  { name, operation }: { readonly name: string; readonly operation: "read" | "write" },
+): void {
+  const { capabilities } = transport;
+  if (!capabilities[operation] || !capabilities.notifications) {
+    const missing = capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`;
+    throw new KvError(
+      "KV_TRANSPORT_UNSUPPORTED",
+      `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${missing}`,
+      { hint: "use a transport whose capabilities include both, such as @kv/nixl" },
+    );
+  }
+  const { bufferDevices } = platform.capabilities;
+  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
+      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
+    );
+  }
+  if (platform.createStaging !== undefined) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `memory of platform ${platform.deviceType} cannot be registered directly: its blocks are staged`,
+      { hint: "put staged() of @kv/connector around the connector" },
+    );
+  }
+  if (ppSize > 1 && config.role === "kv_consumer") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: notifications are counted for each tensor-parallel rank of D, not for each stage`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
   }
 }
 

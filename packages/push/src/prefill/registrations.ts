@@ -10,12 +10,7 @@ import {
   type RemoteLease,
   sameCapability,
 } from "@kv/protocol";
-import { AliasIndex, exactName, namesOf, transferName } from "./alias-index.js";
-import {
-  consumerRequestKey,
-  type ProducedRequest,
-  type ProducedRequests,
-} from "./produced-requests.js";
+import { AliasIndex, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
 /** Registrations that wait. */
 const MAX_WAITING = 65_536;
@@ -53,6 +48,15 @@ export interface RegistrationMatcherOptions {
 
 /** A registration and its key, see `registrationKey`. */
 export type KeyedRegistration = readonly [key: string, registration: Registration];
+
+/**
+ * Identifies the consumer request that a registration is part of. All ranks of one of our consumers
+ * share it, and only they know the secret in it: what a stranger sends about the same request is
+ * another registration.
+ */
+export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
+}
 
 /**
  * Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same,
@@ -333,6 +337,27 @@ export class EndedRegistrations {
       this.#watermarks.delete(oldest);
     return own.generation >= watermark;
   }
+}
+
+/**
+ * The names under which a registration waits: the exact request if it names one, else the transfer
+ * id and the base id.
+ */
+function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
+  if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
+  return transferId === undefined
+    ? [baseRequestId(matchId)]
+    : [transferName(transferId), baseRequestId(matchId)];
+}
+
+/** No registration waits under the empty name. */
+function transferName(transferId: string | undefined): string {
+  return transferId === undefined ? "" : `+${transferId}`;
+}
+
+/** The name of a registration that names the request itself. */
+function exactName(wireId: string): string {
+  return `=${wireId}`;
 }
 
 /** Orders the registrations that may match a request; the lowest comes first. */

@@ -1,13 +1,8 @@
 import {
-  type EngineReference,
-  type EngineRequest,
-  endWith,
-  inSpan,
-  isPeerLost,
   type LeaseOrder,
   type ListPair,
   type RemoteEngines,
-  type RequestTransfers,
+  traced,
   transferAll,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -142,7 +137,7 @@ export class WriteDispatcher {
       () => controller.abort(timedOut(registration, writeTimeoutMs)),
       writeTimeoutMs,
     );
-    let reference: EngineReference<ConsumerEngine> | undefined;
+    let reference: Awaited<ReturnType<RemoteEngines<ConsumerEngine>["acquire"]>> | undefined;
     try {
       signal.throwIfAborted();
       reference = await this.#consumers.acquire(consumerOf(registration, parent), signal);
@@ -169,7 +164,7 @@ export class WriteDispatcher {
       if (consumer !== undefined) metrics.transferFailed();
       log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
     }
-    if (consumer !== undefined && isPeerLost(error)) this.#consumers.drop(consumer, error.message);
+    if (consumer !== undefined) this.#consumers.dropIfLost(consumer, error);
     return error;
   }
 }
@@ -189,7 +184,7 @@ function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvErro
 export function consumerOf(
   { engineId, host, port, tpSize, own, wireId }: Registration,
   traceparent?: string | undefined,
-): EngineRequest {
+) {
   const { registrationGeneration, dcpSize = 1 } = own ?? {};
   return {
     engineId,
@@ -230,22 +225,10 @@ export async function writeBlocks(
   const targets = ranks.map((rank) => targetOf(consumer, rank));
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
   const parent = write.order.traceparent;
-  const planned = inSpan(tracer?.start("kv.plan", { parent }), () =>
+  const planned = traced(tracer, "kv.plan", { parent }, () =>
     targets.map((target) => ({ target, writes: planWrites(target, write, local.tpRank) })),
   );
   signal.throwIfAborted();
-
-  async function notify({ agent }: ConsumerTarget, transfers: RequestTransfers): Promise<void> {
-    if (transfers.hasFailed) return;
-    const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
-    const sent = notifications.send(agent, notification, (error) => {
-      metrics.notificationFailed();
-      span?.end(error);
-      log.warn("notification_failed", { agent, error: String(error) });
-      transfers.fail(error);
-    });
-    await endWith(span, sent);
-  }
 
   await transferAll(context, { signal, parent }, (transfers) =>
     Promise.all(
@@ -261,7 +244,17 @@ export async function writeBlocks(
             }),
           ),
         );
-        if (last && !notifiesWithWrite) await notify(target, transfers);
+        if (!last || notifiesWithWrite || transfers.hasFailed) return;
+        const { agent } = target;
+        const attributes = { "kv.remote_agent": agent };
+        await traced(tracer, "kv.notify", { parent, attributes }, (span) =>
+          notifications.send(agent, notification, (error) => {
+            metrics.notificationFailed();
+            span?.end(error);
+            log.warn("notification_failed", { agent, error: String(error) });
+            transfers.fail(error);
+          }),
+        );
       }),
     ),
   ).catch((error: unknown) => {
