@@ -37,18 +37,14 @@ interface Held {
  * the notification never rides on one.
  */
 export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
-  /** The P's that this rank reads from. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #heartbeats: HeartbeatSender;
   readonly #receives: PendingReceives<ReceiveOrder>;
   /** The engines that blocks were read from. They stay open until the blocks are released. */
   readonly #held = new Map<string, Held>();
-  /** Blocks at P's that did not complete the handshake. */
   readonly #unreachable = new Set<string>();
-  /** Running receives. */
   readonly #running = new TaskTracker();
-  /** Notifications and heartbeats that are being sent. */
   readonly #sending = new TaskTracker();
 
   constructor(context: WorkerContext) {
@@ -233,7 +229,6 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     if (!isAborted && error?.failureType === "lease_expired") this.#context.metrics.leaseExpired();
   }
 
-  /** Keeps the engine open until `#release`. */
   #hold(held: Held): void {
     const key = keyOf(held.remote);
     this.#held.get(key)?.release();

@@ -220,14 +220,12 @@ export class CompletionCounter {
     return "complete";
   }
 
-  /** Forgets a request and returns how many readers were done. */
   forget(requestId: string): number {
     const readers = this.#entries.get(requestId)?.readers.size ?? 0;
     this.#entries.delete(requestId);
     return readers;
   }
 
-  /** Requests with some readers done and others not. */
   get size(): number {
     return this.#entries.size;
   }

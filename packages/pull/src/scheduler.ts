@@ -43,7 +43,6 @@ type DecodeStep = Pick<PullStepMetadata, "receives" | "releases" | "aborts">;
 
 /** D's orders: the requests that the workers read, and the blocks that they tell P's to free. */
 class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
-  /** Requests read the same blocks independently. */
   readonly maxReaders = Number.POSITIVE_INFINITY;
   readonly #cache: KvCacheConfig;
   #receives: ReceiveOrder[] = [];

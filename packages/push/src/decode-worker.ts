@@ -38,7 +38,6 @@ const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
  * latest.
  */
 export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
-  /** The P's that this rank registers blocks with. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #running = new TaskTracker();
@@ -49,9 +48,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   readonly #receives: PendingReceives<RegistrationOrder>;
   readonly #receiveOptions: ReceivePushOptions;
   readonly #heartbeats: HeartbeatSender;
-  /** The registrations that wait, by wire id. */
   readonly #byWireId = new Map<string, RegistrationOrder>();
-  /** The incarnation of this consumer's process, from the latest step. */
   #incarnation = "";
   #closed = false;
 
@@ -121,7 +118,6 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#heartbeats.change(heartbeats);
   }
 
-  /** Takes the answers of P's ranks. */
   notified(notification: KvNotification, from: string): boolean {
     if (notification.kind === "done") {
       this.#heard("done", notification.requestId, from);

@@ -47,7 +47,6 @@ const REMEMBER_MS = 600_000;
  * for a slow consumer.
  */
 export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
-  /** The D's that this rank writes to. */
   readonly engines: RemoteEngines<ConsumerEngine>;
   readonly #context: WorkerContext;
   readonly #requests: ProducedRequests;
@@ -130,7 +129,6 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     }
   }
 
-  /** Takes D's registrations, withdrawals and heartbeats. */
   notified(notification: KvNotification, from: string): boolean {
     switch (notification.kind) {
       case "heartbeat":

@@ -14,7 +14,6 @@ type EngineAddress = OpenEngine["address"];
 export interface ProducerLivenessOptions {
   readonly clock: Clock;
   readonly engines: Pick<RemoteEngines, "peek" | "drop" | "queryLease">;
-  /** The requests that wait for a producer. */
   readonly receives: Pick<PendingReceives<RegistrationOrder>, "values">;
   /** How long one probe may take, in milliseconds. */
   readonly probeTimeoutMs: number;
@@ -37,7 +36,6 @@ export class ProducerLiveness {
     this.#options = options;
   }
 
-  /** The transport delivered a heartbeat to the engine. */
   heartbeatDelivered(engine: EngineAddress): void {
     this.#missed.delete(engineKey(engine));
   }

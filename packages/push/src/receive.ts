@@ -19,7 +19,6 @@ export interface ReceivePushOptions {
   readonly context: WorkerContext;
   readonly engines: Pick<RemoteEngines, "acquire" | "drop">;
   readonly liveness: ProducerLiveness;
-  /** This rank, as registrations name it. */
   registrant(): Registrant;
 }
 
@@ -58,9 +57,7 @@ class PushReceive {
   readonly #replies: RegistrationReplies;
   readonly #engine: RemoteEngine;
   readonly #options: ReceivePushOptions;
-  /** The agents of the producer's ranks. */
   readonly #agents: readonly string[];
-  /** The agents whose registration the transport could not send. */
   readonly #unregistered = new Set<string>();
 
   constructor(

@@ -39,7 +39,6 @@ export class PushReplies {
     return replies;
   }
 
-  /** Stops collecting the replies to a registration. */
   close(wireId: string): void {
     this.#open.delete(wireId);
   }
@@ -94,9 +93,7 @@ export class RegistrationReplies implements Record<Reply, Set<string>> {
   readonly done: Set<string>;
   readonly failed = new Set<string>();
   readonly written = new Set<string>();
-  /** Ranks that do not write, or have stopped, and why. */
   readonly ended = new Map<string, KvError>();
-  /** True when the worker closes and no longer waits for producers. */
   abandoned = false;
   #resolve: () => void = () => {};
   #next = this.#nextWake();
@@ -105,12 +102,10 @@ export class RegistrationReplies implements Record<Reply, Set<string>> {
     this.done = new Set(early);
   }
 
-  /** Resolves at the next notification, and when `abandoned` becomes true. */
   next(): Promise<void> {
     return this.#next;
   }
 
-  /** Resolves `next`. */
   wake(): void {
     this.#resolve();
     this.#next = this.#nextWake();

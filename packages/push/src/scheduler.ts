@@ -53,7 +53,6 @@ interface RemotePrefill {
  * which stays open until the workers report that no WRITE can arrive any more.
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
-  /** P writes into the blocks of one request. */
   readonly maxReaders = 1;
   readonly #cache: KvCacheConfig;
   readonly #address: () => OwnAddress;
@@ -98,7 +97,6 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#withdrawals.push(requestId);
   }
 
-  /** Registers no blocks, so that P frees its blocks. */
   release(request: ConnectorRequest, remote: RemoteRequest): void {
     const { requestId, numPromptTokens } = request;
     const content = promptContent(request);

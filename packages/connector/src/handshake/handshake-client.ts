@@ -25,7 +25,6 @@ const MAX_ANSWERING_MS = 60_000;
 
 /** The metadata of a remote engine's ranks, decoded and checked. */
 export interface Handshake {
-  /** In the order in which the ranks were asked for. */
   readonly ranks: readonly HandshakeRank[];
   readonly clock: ClockOffset;
   /** The `@kv` extension; undefined for vLLM. */
@@ -39,9 +38,7 @@ export interface Handshake {
 
 /** The metadata of one rank. */
 export interface HandshakeRank {
-  /** Pipeline-parallel rank. */
   readonly ppRank: number;
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
   readonly metadata: AgentMetadata;
 }
@@ -49,16 +46,11 @@ export interface HandshakeRank {
 /** Options of `shakeHands`. */
 export interface HandshakeClientOptions {
   readonly sideChannel: SideChannel;
-  /** Timeout per rank. vLLM 0.33: 5000. */
   readonly timeoutMs: number;
-  /** This side's compatibility factors. */
   readonly compatibility: {
-    /** Their hash. */
     readonly hash: string;
     readonly factors: Readonly<Record<string, unknown>>;
-    /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
-    /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
   /**
@@ -241,9 +233,7 @@ function checkEngine(address: EngineAddress, { engineId }: AgentMetadata): void 
  * arrived, and the peer's clock in between.
  */
 export interface ClockSample {
-  /** When the request was sent, on the local clock. */
   readonly sentAtMs: number;
-  /** When the reply arrived, on the local clock. */
   readonly receivedAtMs: number;
   /**
    * The peer's monotonic clock in seconds (vLLM: `time.perf_counter()` of the scheduler process).
@@ -256,7 +246,6 @@ export interface ClockSample {
  * times are in milliseconds.
  */
 export interface ClockOffset {
-  /** Estimate of remote minus local: remote − (sent + received) / 2. */
   readonly offsetMs: number;
   /**
    * Round trip of the sample that the estimate uses. The error of the estimate is at most half of

@@ -10,7 +10,6 @@ export class TaskTracker {
     this.#tasks.add(tracked);
   }
 
-  /** Number of unfinished tasks. */
   get size(): number {
     return this.#tasks.size;
   }

@@ -44,11 +44,8 @@ interface Entry<Engine extends OpenEngine> {
   opened: OpenedEngine<Engine> | undefined;
   references: number;
   lastUsedMs: number;
-  /** Runs while an open engine has no reference. */
   ttlTimer?: Timer | undefined;
-  /** The handshake that runs beside this entry. */
   renewal?: Promise<void> | undefined;
-  /** When the next handshake beside this entry may start. */
   renewableAtMs: number;
   /**
    * Registration generations that requests named and that a handshake has confirmed, for engines
@@ -275,7 +272,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return openEngine(this.#context, address, this.#options);
   }
 
-  /** Counts and logs a failed handshake. */
   #failed({ engineId, host, port }: EngineAddress, error: unknown): void {
     this.#context.metrics.handshakeFailed();
     this.#context.log.warn(this.#options.failureType, {
@@ -377,7 +373,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     }
   }
 
-  /** Records that an entry's engine is open. */
   #keep(entry: Entry<Engine>, opened: OpenedEngine<Engine>): void {
     entry.opened = opened;
     entry.lastUsedMs = this.#context.clock.now();
@@ -433,7 +428,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     void opened.close().then(closed);
   }
 
-  /** Drops an entry that stays unreferenced and unused for `engine_ttl`. */
   #startTtl(entry: Entry<Engine>): void {
     const { clock, settings } = this.#context;
     const { engineTtlMs } = settings;
@@ -557,7 +551,6 @@ class PeerBackoff {
     );
   }
 
-  /** Starts the peer's delay, or doubles it. */
   failed(address: EngineAddress, error: KvError, incarnation?: string): void {
     const nowMs = this.#clock.now();
     // A peer that was not requested for the longest delay starts at the first delay again. This
@@ -573,7 +566,6 @@ class PeerBackoff {
     if (this.#failures.size > MAX_FAILURES && oldest !== undefined) this.#failures.delete(oldest);
   }
 
-  /** Forgets the peer's failures. */
   succeeded(address: EngineAddress): void {
     this.#failures.delete(engineKey(address));
   }

@@ -31,7 +31,6 @@ export class TransferMetrics {
     for (const name of COUNTERS) metrics.count(name, 0);
   }
 
-  /** Observes duration, post time, bytes and descriptors of a successful transfer. */
   transferred({ transferMs, postMs, lengthBytes, descriptorCount }: TransferResult): void {
     this.#metrics.observe(METRICS.transferSeconds, transferMs / 1000);
     this.#metrics.observe(METRICS.postSeconds, postMs / 1000);
@@ -39,17 +38,14 @@ export class TransferMetrics {
     this.#metrics.observe(METRICS.descriptors, descriptorCount);
   }
 
-  /** Counts a failed transfer. */
   transferFailed(): void {
     this.#metrics.count(METRICS.failedTransfers);
   }
 
-  /** Counts a failed handshake as a failed transfer, as vLLM does. */
   handshakeFailed(): void {
     this.#metrics.count(METRICS.failedTransfers);
   }
 
-  /** Counts a notification that the transport could not send. */
   notificationFailed(): void {
     this.#metrics.count(METRICS.failedNotifications);
   }
@@ -67,7 +63,6 @@ export class TransferMetrics {
     this.#metrics.count(METRICS.ignoredNotifications);
   }
 
-  /** Counts a notification for a request that is no longer known. */
   notificationAfterExpiry(): void {
     this.#metrics.count(METRICS.notificationsAfterExpiry);
   }
@@ -86,9 +81,7 @@ export interface RequestTransfers {
    * rejects.
    */
   start(request: TransferRequest, failed?: TransferFailed): Promise<void>;
-  /** Fails the request for another reason. Only the first failure counts. */
   fail(error: unknown): void;
-  /** Whether the request has failed. */
   readonly hasFailed: boolean;
 }
 

@@ -34,12 +34,10 @@ export class OldestFirst<Key, Value> {
     return this.#entries.get(key)?.value;
   }
 
-  /** Whether there is an entry with this key. */
   has(key: Key): boolean {
     return this.#entries.has(key);
   }
 
-  /** Removes an entry. Returns whether there was one. */
   delete(key: Key): boolean {
     const entry = this.#entries.get(key);
     if (entry === undefined) return false;
@@ -54,17 +52,14 @@ export class OldestFirst<Key, Value> {
     return this.#entries.delete(key);
   }
 
-  /** The entry that was set first of those that are left. */
   get oldest(): { readonly key: Key; readonly value: Value } | undefined {
     return this.#oldest;
   }
 
-  /** Number of entries. */
   get size(): number {
     return this.#entries.size;
   }
 
-  /** Removes all entries. */
   clear(): void {
     this.#entries.clear();
     this.#oldest = undefined;
@@ -82,7 +77,6 @@ export class ExpiringSet {
     readonly ttlMs: number;
     readonly maxSize: number;
   };
-  /** When each key was last added. */
   readonly #addedAtMs = new OldestFirst<string, number>();
 
   /**
@@ -111,7 +105,6 @@ export class ExpiringSet {
     return atMs !== undefined && this.#isLive(atMs);
   }
 
-  /** Removes all keys. */
   clear(): void {
     this.#addedAtMs.clear();
   }
@@ -123,7 +116,6 @@ export class ExpiringSet {
 
 /** One use of a request's blocks. */
 export interface Generation {
-  /** The engine's id of the request. */
   readonly requestId: string;
   /**
    * The id of the request in notifications and heartbeats. The engine's own id, as in vLLM, unless
@@ -131,7 +123,6 @@ export interface Generation {
    * or would be misparsed (see `isWireSafeRequestId`).
    */
   readonly wireId: string;
-  /** Unique per scheduler; higher than that of every earlier generation. */
   readonly generation: number;
   /** Only those who are told it may act on the request, see `newCapability`. */
   readonly capability: string;
@@ -153,7 +144,6 @@ export class Generations {
   readonly #rememberMs: number;
   readonly #byRequestId = new OldestFirst<string, Generation>();
   readonly #byWireId = new Map<string, Generation>();
-  /** When request ids ended. */
   readonly #endedAtMs = new OldestFirst<string, number>();
   #last = 0;
 
@@ -166,7 +156,6 @@ export class Generations {
     this.#rememberMs = rememberMs;
   }
 
-  /** Returns the request's open generation, or begins a new one. */
   begin(requestId: string): Generation {
     const current = this.#byRequestId.get(requestId);
     if (current !== undefined) return current;
@@ -196,29 +185,24 @@ export class Generations {
     this.#endedAtMs.set(requestId, this.#clock.now());
   }
 
-  /** The number of the generation that has been open for longest. */
   get oldestOpen(): number | undefined {
     return this.#byRequestId.oldest?.value.generation;
   }
 
-  /** The request's open generation. */
   byRequestId(requestId: string): Generation | undefined {
     return this.#byRequestId.get(requestId);
   }
 
-  /** The open generation with this wire id. */
   byWireId(wireId: string): Generation | undefined {
     return this.#byWireId.get(wireId);
   }
 
-  /** Ends and forgets all generations. */
   clear(): void {
     this.#byRequestId.clear();
     this.#byWireId.clear();
     this.#endedAtMs.clear();
   }
 
-  /** Number of open generations. */
   get size(): number {
     return this.#byRequestId.size;
   }
@@ -245,7 +229,6 @@ interface ReferencesOptions {
   readonly clock: Clock;
   /** How long a released reference is refused, in ms: at least P's lease. */
   readonly rememberMs: number;
-  /** Requests that may share a reference. */
   readonly maxReaders: number;
   /** References in use and released ones together. @default 262,144 */
   readonly maxReferences?: number | undefined;
@@ -256,7 +239,6 @@ export interface RemoteReference {
   readonly key: string;
   readonly registrationGeneration: number;
   readers: number;
-  /** When the last reader was done. */
   releasedAtMs: number;
 }
 
@@ -321,7 +303,6 @@ export class RemoteReferences {
     return true;
   }
 
-  /** Forgets all references. */
   clear(): void {
     this.#inUse.clear();
     this.#released.clear();

@@ -10,17 +10,11 @@ import {
 
 /** The side-channel address and the parallel sizes of an engine. Plain data. */
 export interface EngineAddress {
-  /** The engine's id, unique per start. */
   readonly engineId: string;
-  /** Host of the engine's side channel. */
   readonly host: string;
-  /** Port of the engine's side channel. */
   readonly port: number;
-  /** Tensor-parallel size. */
   readonly tpSize: number;
-  /** Decode-context-parallel size. */
   readonly dcpSize: number;
-  /** Pipeline-parallel size. */
   readonly ppSize: number;
   /**
    * How often the engine has registered its KV cache. When it is higher than at the last handshake,
@@ -84,7 +78,6 @@ export function rankKey({
 
 /** A request at P, as `kv_transfer_params` name it. */
 export interface RemoteRequest extends EngineAddress {
-  /** P's id of the request. */
   readonly requestId: string;
   /**
    * `transfer_id`, the front end's name of the prompt; undefined where the parameters have none.
@@ -92,7 +85,6 @@ export interface RemoteRequest extends EngineAddress {
   readonly transferId?: string | undefined;
   /** P's process and the use of its blocks; undefined where P is vLLM. */
   readonly lease?: RemoteLease | undefined;
-  /** Parent of the spans about the request. */
   readonly traceparent?: string | undefined;
   /**
    * The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name
@@ -105,7 +97,6 @@ export interface RemoteRequest extends EngineAddress {
 
 /** A request as heartbeats name it. */
 export interface HeartbeatRequest {
-  /** P's id of the request. */
   readonly requestId: string;
   /** The request's capability; undefined where P is vLLM. */
   readonly capability?: string | undefined;

@@ -34,9 +34,7 @@ const REMEMBER_MS = 600_000;
 
 /** A connector, as `ConnectorScheduler` needs it. */
 export interface ConnectorSchedulerOptions<Source extends PromptSource> {
-  /** The name in step metadata. */
   readonly name: string;
-  /** The mode of the requests that this connector serves. */
   readonly transferMode: TransferMode;
   /**
    * Creates D's half. `address`: where peers shake hands with this engine, once the side channel is
@@ -292,12 +290,10 @@ export class ConnectorScheduler<Source extends PromptSource>
     await this.#listener.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  /** Whether D may emit P's first token. */
   #seeds(request: ConnectorRequest): boolean {
     return this.#seedsFirstToken && asks(request, "do_remote_prefill");
   }

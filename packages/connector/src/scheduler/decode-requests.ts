@@ -33,7 +33,6 @@ import type { HeartbeatChange } from "../requests/step-metadata.js";
 
 /** The P of a request, and how much of the prompt it has. */
 export interface PromptSource {
-  /** The request at P. */
   readonly remote: RemoteRequest;
   /**
    * Prompt tokens whose KV P has or will have; undefined when the parameters do not have the
@@ -46,7 +45,6 @@ export interface PromptSource {
 export interface BlocksToFetch {
   /** Per KV cache group, without the blocks of the local prefix hit. */
   readonly localBlockIds: BlockIds;
-  /** Number of blocks that were left out, per group. */
   readonly localComputedBlocks: readonly number[];
 }
 
@@ -62,16 +60,13 @@ export interface FetchOrder extends BlocksToFetch {
 
 /** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
-  /** Requests that may fetch the same blocks of P. */
   readonly maxReaders: number;
   /**
    * Reads the parameters of a request with a prompt of `numPromptTokens`. Errors:
    * `KV_REQUEST_INVALID`.
    */
   read(params: KvTransferParams, numPromptTokens: number): Source;
-  /** Orders the workers to fetch a request's KV. */
   fetch(requestId: string, source: Source, order: FetchOrder): void;
-  /** Cancels a `fetch`. Returns false when the workers already have it. */
   cancelFetch(requestId: string): boolean;
   /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
@@ -85,13 +80,9 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
    * its WRITEs.
    */
   fetched?(remote: RemoteRequest): void;
-  /** Called when nothing touches the request's blocks any more. */
   ended?(requestId: string): void;
-  /** The orders since the last call, for the step metadata. */
   takeStep(): Step;
-  /** Whether `takeStep` has orders. */
   readonly hasOrders: boolean;
-  /** Forgets all orders. */
   close?(): void;
 }
 
@@ -106,7 +97,6 @@ type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 interface RequestState<Source> {
   phase: Phase;
   readonly source: Source | undefined;
-  /** To the blocks of `source`. */
   readonly reference: RemoteReference | undefined;
   readonly refusal: KvError | undefined;
   readonly seenAtMs: number;
@@ -305,22 +295,18 @@ export class DecodeRequests<Source extends PromptSource> {
     return this.#heartbeats.take();
   }
 
-  /** Whether `takeHeartbeats` has changes. */
   get hasHeartbeats(): boolean {
     return this.#heartbeats.hasChanged;
   }
 
-  /** Requests that the engine has not ended. */
   get size(): number {
     return this.#states.size;
   }
 
-  /** Requests whose leases are extended. */
   get heartbeats(): number {
     return this.#heartbeats.size;
   }
 
-  /** Forgets all requests. */
   close(): void {
     this.#states.clear();
     this.#heartbeats.clear();
@@ -457,7 +443,6 @@ interface Listed {
   readonly request: HeartbeatRequest;
   /** How many of D's requests name it: a client may send one answer of P twice. */
   count: number;
-  /** Whether the workers have it. */
   isSent: boolean;
 }
 
@@ -473,11 +458,9 @@ interface ListedEngine {
 /** The requests whose leases D extends. The workers get what has changed since the last step. */
 export class HeartbeatSet {
   readonly #engines = new Map<string, ListedEngine>();
-  /** Requests that came or went since the last `take`. */
   readonly #touched = new Set<Listed>();
   #size = 0;
 
-  /** Adds a request that waits or transfers. */
   add(remote: RemoteRequest): void {
     const key = engineKey(remote);
     let engine = this.#engines.get(key);
@@ -497,7 +480,6 @@ export class HeartbeatSet {
     this.#touched.add(extended);
   }
 
-  /** Removes a request that was added. */
   remove(remote: RemoteRequest): void {
     const engine = this.#engines.get(engineKey(remote));
     const extended = engine?.requests.get(heartbeatKey(heartbeatRequest(remote)));
@@ -507,13 +489,11 @@ export class HeartbeatSet {
     this.#touched.add(extended);
   }
 
-  /** Whether the workers have an older set. */
   get hasChanged(): boolean {
     for (const { count, isSent } of this.#touched) if (count > 0 !== isSent) return true;
     return false;
   }
 
-  /** Returns the changes since the last call, one entry per engine. */
   take(): HeartbeatChange[] {
     const changes = new Map<ListedEngine, { begin: HeartbeatRequest[]; end: HeartbeatRequest[] }>();
     for (const extended of this.#touched) {
@@ -532,12 +512,10 @@ export class HeartbeatSet {
     return [...changes].map(([{ address }, change]) => ({ ...address, ...change }));
   }
 
-  /** Number of requests in the set. */
   get size(): number {
     return this.#size;
   }
 
-  /** Forgets all requests. */
   clear(): void {
     this.#engines.clear();
     this.#touched.clear();

@@ -45,11 +45,8 @@ export interface PrefillSchedulerOptions
    * vLLM 0.33).
    */
   readonly transferMode: TransferMode;
-  /** Stamps the leases. */
   readonly clock: Clock;
-  /** The KV cache groups. They determine which blocks a D gets. */
   readonly config: KvCacheConfig;
-  /** This engine's decode-context-parallel size. */
   readonly dcpSize: number;
   /**
    * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at
@@ -83,7 +80,6 @@ interface Offer {
   readonly promptBlockIds: BlockIds;
   /** Tokens from the start of the sequence whose KV the blocks hold. */
   readonly numTokens: number;
-  /** The end of their lease, as the peer is told. */
   readonly announcedMs: number;
   readonly isDecode: boolean;
 }
@@ -96,7 +92,6 @@ interface Offer {
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
   readonly #generations: Generations;
-  /** Requests whose blocks are kept. */
   readonly #kept = new Map<string, KeptRequest>();
   #inBatch: SendableRequest[] = [];
   #notSent: string[] = [];
@@ -178,7 +173,6 @@ export class PrefillScheduler {
     for (const requestId of this.#kept.keys()) this.#kept.set(requestId, {});
   }
 
-  /** Called when the workers no longer need the request's blocks. */
   sent(requestId: string): void {
     this.#kept.delete(requestId);
     this.#generations.end(requestId);
@@ -207,7 +201,6 @@ export class PrefillScheduler {
     return kept.isUnverified === true ? { held: true } : { held: true, prompt: "same" };
   }
 
-  /** The orders since the last call. */
   takeStep(): PrefillStep {
     const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
     const lost = this.#lost;
@@ -218,24 +211,20 @@ export class PrefillScheduler {
     return lost.length === 0 ? step : { ...step, lost };
   }
 
-  /** Whether `takeStep` has orders. */
   get hasStep(): boolean {
     return (
       this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0
     );
   }
 
-  /** Requests that were admitted and whose blocks are not kept yet. */
   get running(): number {
     return this.#generations.size - this.#kept.size;
   }
 
-  /** Requests whose blocks are kept. */
   get leases(): number {
     return this.#kept.size;
   }
 
-  /** Forgets all requests. */
   close(): void {
     this.#generations.clear();
     this.#kept.clear();

@@ -34,26 +34,20 @@ export interface WorkerContext extends PeerContext {
    * Whether the engine's cache has one KV cache group, so that a block id alone identifies a block.
    */
   readonly hasSingleGroup: boolean;
-  /** What the worker reports to the engine. */
   readonly output: WorkerOutputQueue;
-  /** Sends notifications in the background. */
   readonly notifications: NotificationSender;
 }
 
 /** P's or D's half of a connector's worker, between `registerKvCaches` and `close`. */
 export interface WorkerHalf<Orders> {
-  /** Takes the orders of a step. Never waits for a peer. */
   step(orders: Orders): void;
   /**
    * Takes a notification of the agent `from`. Returns false for one that is not for this half.
    * Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
    */
   notified?(notification: KvNotification, from: string): boolean;
-  /** As `WorkerConnector.layerComputed`. */
   layerComputed?(layer: ComputedLayer): void;
-  /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
-  /** The remote engines that this half uses. The worker closes them. */
   readonly engines?: {
     outstanding(): { readonly opening: number; readonly closing: number };
     close(): Promise<void>;
@@ -64,21 +58,17 @@ export interface WorkerHalf<Orders> {
    * sent.
    */
   close?(reason?: KvError): Promise<void>;
-  /** Called after the remote engines were closed. */
   closeLast?(reason?: KvError): void;
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
 export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
-  /** The connector's name in step metadata and errors. */
   readonly name: string;
-  /** Part of the compatibility hash. */
   readonly transferMode: "pull" | "push";
   /** The transfer operation that this connector uses. The transport must support it. */
   readonly operation: "read" | "write";
   /** Extension messages that this worker understands, sent in the handshake. @default undefined */
   readonly features?: readonly string[] | undefined;
-  /** Keys of the connector's own lists in step metadata. */
   readonly lists: readonly (keyof Orders & string)[];
   /** Creates both halves, once the agent exists and the caches are registered. */
   createHalves(context: WorkerContext): {
@@ -436,13 +426,11 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** Whether `take` returns nothing from now on. */
   hold(isHeld: boolean): void {
     this.#isHeld = isHeld;
     this.#progress();
   }
 
-  /** Returns all reports since the last call. */
   take(): WorkerOutput {
     if (this.#isHeld)
       return {
@@ -468,12 +456,10 @@ export class WorkerOutputQueue {
     return output;
   }
 
-  /** Adds a listener that is called after each report. */
   onProgress(listener: () => void): void {
     this.#listeners.push(listener);
   }
 
-  /** Requests that the next `take` reports. */
   get size(): number {
     return this.#finishedSending.length + this.#finishedReceiving.length;
   }

@@ -18,7 +18,6 @@ type LeaseTerms = Pick<
 
 /** Options of `Leases`. */
 export interface LeasesOptions {
-  /** Times the leases. */
   readonly clock: Clock;
   /**
    * How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the
@@ -96,7 +95,6 @@ export class Leases {
     }
   }
 
-  /** Ends a lease early. Returns whether there was one. */
   release(id: string): boolean {
     const lease = this.#leases.get(id);
     lease?.timer?.cancel();
@@ -104,17 +102,14 @@ export class Leases {
     return this.#leases.delete(id);
   }
 
-  /** Whether the id has a lease. */
   has(id: string): boolean {
     return this.#leases.has(id);
   }
 
-  /** Number of leases. */
   get size(): number {
     return this.#leases.size;
   }
 
-  /** Ends all leases without calling `onExpired`. */
   close(): void {
     for (const { timer } of this.#leases.values()) timer?.cancel();
     this.#leases.clear();
@@ -150,7 +145,6 @@ function end(lease: Lease): number {
 
 /** A request of P that peers send messages about. */
 export interface GuardedRequest {
-  /** The engine's id of the request. */
   readonly requestId: string;
   /** The request's capability; undefined where nothing but the id is known. */
   readonly capability?: string | undefined;

@@ -8,11 +8,8 @@ import { type FailureType, ReceiveError } from "./receive-error.js";
 
 /** A scheduler side's order to receive one request's KV. */
 export interface ReceiveOrderBase {
-  /** The engine's id of the request. */
   readonly requestId: string;
-  /** The request at P. */
   readonly remote: RemoteRequest;
-  /** Blocks to fill, per KV cache group. */
   readonly localBlockIds: readonly (readonly number[])[];
 }
 
@@ -35,7 +32,6 @@ interface EngineSource<Engine> {
 /** Options of `PendingReceives`. */
 export interface PendingReceivesOptions
   extends Pick<WorkerContext, "caches" | "clock" | "hasSingleGroup" | "log" | "output" | "tracer"> {
-  /** Tracks the running receives. */
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. `PendingReceive.allow` changes it. */
   readonly timeoutMs: number;
@@ -51,7 +47,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   readonly #controller = new AbortController();
   readonly #startedMs: number;
   #timer: Timer;
-  /** Whether the failure was reported before the blocks were safe. */
   isReported = false;
   /**
    * Whether the engine aborted the request. It then waits for the blocks, and gets no failure
@@ -115,7 +110,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     }
   }
 
-  /** As `ReceiveError.from`, with this receive's signal. */
   error(
     error: unknown,
     failureType: FailureType,
@@ -159,7 +153,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     this.report(error, true);
   }
 
-  /** Logs the failure and puts it into the worker's output. */
   report(error: ReceiveError, blocksAtRisk: boolean): void {
     const { log, output, hasSingleGroup } = this.#options;
     const { requestId, remote, localBlockIds } = this.order;
@@ -183,7 +176,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     });
   }
 
-  /** Stops the deadline. */
   end(error: ReceiveError | undefined): void {
     this.#timer.cancel();
     this.#span?.end(error?.error);
@@ -234,7 +226,6 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#receives.get(requestId)?.abort(reason);
   }
 
-  /** The requests that are being received. */
   values(): Iterable<PendingReceive<Order>> {
     return this.#receives.values();
   }
@@ -246,7 +237,6 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#isAbandoned = true;
   }
 
-  /** Number of requests that are being received. */
   get size(): number {
     return this.#receives.size;
   }
@@ -287,7 +277,6 @@ type Pass = NonNullable<RequestPlan["receivePass"]>;
 /** The receive passes over D's blocks. */
 class ReceivePass {
   readonly #caches: KvCaches;
-  /** Bytes of each region, once a request needed them. */
   #views: readonly Uint8Array[] | undefined;
 
   constructor(caches: KvCaches) {

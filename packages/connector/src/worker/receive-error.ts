@@ -24,9 +24,7 @@ export type FailureType =
 /** Why a request's KV did not arrive: the error, and the step that failed, by vLLM's name. */
 export class ReceiveError extends Error {
   constructor(
-    /** The error that the engine gets. */
     readonly error: KvError,
-    /** The step that failed. */
     readonly failureType: FailureType,
   ) {
     super(error.message, { cause: error });

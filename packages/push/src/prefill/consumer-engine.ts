@@ -18,7 +18,6 @@ export interface ConsumerEngine extends OpenEngine {
 
 /** One rank of a consumer engine. */
 export interface ConsumerTarget {
-  /** The transport's name of the rank's agent. */
   readonly agent: string;
   /**
    * The plan that the consumer would make to READ, with this rank among its sources. The producer

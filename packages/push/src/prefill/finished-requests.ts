@@ -22,7 +22,6 @@ export interface FinishedRequestsOptions {
     "clock" | "local" | "log" | "metrics" | "output" | "settings" | "tracer"
   >;
   readonly requests: ProducedRequests;
-  /** Remembers the registrations that have ended, by their keys. */
   readonly endedRegistrations: { add(key: string): void };
   readonly dispatcher: WriteDispatcher;
   /** Undefined without layer-wise push. */
@@ -57,7 +56,6 @@ export class FinishedRequests {
     this.#leases = new Leases({ clock, extensionMs, tracer, onExpired });
   }
 
-  /** Starts the lease of a finished request. */
   grantLease(order: LeaseOrder, schedulerClockMs: number): void {
     this.#leases.grant(order, schedulerClockMs);
   }
@@ -160,12 +158,10 @@ export class FinishedRequests {
     return { leases: this.#leases.size, releasing: this.#releasing.size };
   }
 
-  /** The number of final writes that run or wait. */
   get size(): number {
     return this.#serving.size;
   }
 
-  /** Resolves when no final write runs or waits. */
   idle(): Promise<void> {
     return this.#serving.idle();
   }

@@ -4,7 +4,6 @@ import { baseRequestId } from "@kv/protocol";
 
 /** A request of this producer, from the step that runs it until its blocks are freed. */
 export interface ProducedRequest {
-  /** The engine's id of the request. */
   readonly requestId: string;
   /** The id that consumers use, see `Generations`. */
   readonly wireId: string;
@@ -21,7 +20,6 @@ export interface ProducedRequest {
    * with other blocks.
    */
   order: SendableRequest;
-  /** Set when the forward pass has finished. */
   finished: LeaseOrder | undefined;
   /** The consumer request that receives the KV: the first that matched. Undefined until then. */
   progress: WriteProgress | undefined;
@@ -31,11 +29,9 @@ export interface ProducedRequest {
 export interface WriteProgress {
   /** The consumer request, see `consumerRequestKey`. */
   readonly consumer: string;
-  /** The consumer's ranks that this rank serves. */
   readonly ranks: readonly number[];
   /** The ranks that are finished: their share was written, has failed, or was not wanted. */
   readonly servedRanks: Set<number>;
-  /** How many WRITEs run or wait in the queue. */
   writing: number;
 }
 
@@ -128,27 +124,22 @@ export class ProducedRequests {
     return this.#byWireId.get(request.wireId) === request;
   }
 
-  /** The request that consumers call `wireId`. */
   byWireId(wireId: string): ProducedRequest | undefined {
     return this.#byWireId.get(wireId);
   }
 
-  /** The request with the engine's id `requestId`. */
   byRequestId(requestId: string): ProducedRequest | undefined {
     return this.#byRequestId.get(requestId);
   }
 
-  /** The requests whose ids are equal but for vLLM's suffix. */
   byBaseId(baseId: string): Iterable<ProducedRequest> {
     return this.#byBaseId.get(baseId);
   }
 
-  /** The requests with this `transfer_id`. */
   byTransferId(transferId: string): Iterable<ProducedRequest> {
     return this.#byTransferId.get(transferId);
   }
 
-  /** The requests that a peer may call `name`. */
   byAlias(name: string): Iterable<ProducedRequest> {
     return this.#byAlias.get(name);
   }
@@ -161,17 +152,14 @@ export class ProducedRequests {
     return this.#latestGeneration;
   }
 
-  /** The number of requests. */
   get size(): number {
     return this.#byWireId.size;
   }
 
-  /** The requests. */
   [Symbol.iterator](): Iterator<ProducedRequest> {
     return this.#byWireId.values();
   }
 
-  /** Removes all requests and forgets the ended ones. */
   clear(): void {
     this.#byWireId.clear();
     this.#byRequestId.clear();
@@ -189,14 +177,12 @@ export class AliasIndex<T extends string | object> {
   /** The value of a name, or the set of its values: most names have one. */
   readonly #byName = new Map<string, T | Set<T>>();
 
-  /** Adds a value under a name. */
   add(name: string, value: T): void {
     const values = this.#byName.get(name);
     if (values instanceof Set) values.add(value);
     else this.#byName.set(name, values === undefined ? value : new Set([values, value]));
   }
 
-  /** Removes a value from a name; other names keep it. */
   delete(name: string, value: T): void {
     const values = this.#byName.get(name);
     if (values instanceof Set) values.delete(value);
@@ -210,7 +196,6 @@ export class AliasIndex<T extends string | object> {
     return values instanceof Set ? values : [values];
   }
 
-  /** Removes all values. */
   clear(): void {
     this.#byName.clear();
   }
@@ -231,9 +216,7 @@ function requestAliases(requestId: string): readonly string[] {
 
 /** The names of requests that have ended. */
 class EndedNames {
-  /** Base ids of requests that had no transfer id. */
   readonly #ids: ExpiringSet;
-  /** Base ids and transfer ids of the others. */
   readonly #names: ExpiringSet;
 
   constructor(options: {
@@ -245,7 +228,6 @@ class EndedNames {
     this.#names = new ExpiringSet(options);
   }
 
-  /** Remembers the names of a request. */
   add(baseId: string, transferId: string | undefined): void {
     if (transferId === undefined) this.#ids.add(baseId);
     else for (const name of [`id ${baseId}`, `transfer ${transferId}`]) this.#names.add(name);
@@ -260,7 +242,6 @@ class EndedNames {
     return this.#ids.has(baseId) || this.#names.has(name);
   }
 
-  /** Forgets all names. */
   clear(): void {
     this.#ids.clear();
     this.#names.clear();

@@ -26,9 +26,7 @@ const MAX_CONSUMERS = 4096;
 
 /** The result of a search for the request of a registration. */
 export type Match =
-  /** The finished request that is to be written. */
   | { readonly kind: "matched"; readonly request: ProducedRequest }
-  /** The prompt is being computed, or has not arrived. */
   | { readonly kind: "wait" }
   /** The request will never match. */
   | { readonly kind: "gone"; readonly error: KvError };
@@ -76,7 +74,6 @@ export function registrationKey(registration: Registration): string {
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  /** By key. */
   readonly #waiting = new Map<
     string,
     { readonly registration: Registration; readonly timer: Timer }
@@ -173,7 +170,6 @@ export class RegistrationMatcher {
     return lost;
   }
 
-  /** True if the registration with this key waits for its prompt. */
   isWaiting(key: string): boolean {
     return this.#waiting.has(key);
   }
@@ -258,12 +254,10 @@ export class RegistrationMatcher {
     return taken;
   }
 
-  /** The number of registrations that wait. */
   get size(): number {
     return this.#waiting.size;
   }
 
-  /** Removes and returns all waiting registrations, without calling `onExpired`. */
   takeAll(): readonly KeyedRegistration[] {
     return this.#take(
       [...this.#waiting].map(([key, { registration }]) => [key, registration] as const),
@@ -311,7 +305,6 @@ export class EndedRegistrations {
     this.#keys = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_KEYS });
   }
 
-  /** Remembers that the registration with this key has ended. */
   add(key: string): void {
     this.#keys.add(key);
   }

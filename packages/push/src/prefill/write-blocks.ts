@@ -22,9 +22,7 @@ export type WriteContext = Pick<WorkerContext, "agent" | "log" | "metrics" | "tr
 
 /** One WRITE of a request's blocks, or of a part of them. */
 export interface BlockWrite {
-  /** The consumer's blocks. */
   readonly registration: Registration;
-  /** The consumer's ranks that are written to. */
   readonly ranks: readonly number[];
   /** The producer's blocks, per group, and the number of tokens in them. */
   readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens" | "traceparent">;
@@ -53,7 +51,6 @@ const WRITES_PER_CONSUMER = 8;
 
 interface ConsumerQueue {
   running: number;
-  /** Functions that start the waiting writes, in order. */
   readonly waiting: (() => Promise<void>)[];
 }
 
@@ -69,7 +66,6 @@ export class WriteDispatcher {
   readonly #running = new Set<Promise<void>>();
   #waiting = 0;
 
-  /** `consumers`: the consumer engines that are open. */
   constructor(context: WorkerContext, consumers: RemoteEngines<ConsumerEngine>) {
     this.#context = context;
     this.#consumers = consumers;
@@ -99,12 +95,10 @@ export class WriteDispatcher {
     });
   }
 
-  /** The number of writes that run or wait. */
   get size(): number {
     return this.#running.size + this.#waiting;
   }
 
-  /** Resolves when no write runs or waits. */
   async idle(): Promise<void> {
     while (this.#running.size > 0) await Promise.all(this.#running);
   }
@@ -125,7 +119,6 @@ export class WriteDispatcher {
     if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(consumer);
   }
 
-  /** Opens the process that registered, and writes within the deadline. */
   async #run(write: DispatchedWrite, span: Span | undefined): Promise<KvError | undefined> {
     const { clock, settings } = this.#context;
     const writeTimeoutMs = settings.requestTimeoutMs;
