@@ -252,8 +252,6 @@ export interface ClockOffset {
    * it.
    */
   readonly rttMs: number;
-  /** Converts a time of the peer to the local clock, by the estimate. */
-  toLocalMs(remoteSeconds: number): number;
   /**
    * Converts a time of the peer to a local time that is never later than the true one, for
    * deadlines.
@@ -290,7 +288,6 @@ export function clockOffset(samples: readonly ClockSample[]): ClockOffset {
   return {
     offsetMs,
     rttMs: rtt(best),
-    toLocalMs: (seconds) => seconds * 1000 - offsetMs,
     earliestLocalMs: (seconds) => seconds * 1000 - greatestOffsetMs,
   };
 }

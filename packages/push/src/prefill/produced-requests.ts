@@ -41,9 +41,8 @@ const MAX_REMEMBERED = 65_536;
 export class ProducedRequests {
   readonly #byWireId = new Map<string, ProducedRequest>();
   readonly #byRequestId = new Map<string, ProducedRequest>();
-  readonly #byBaseId = new AliasIndex<ProducedRequest>();
-  readonly #byTransferId = new AliasIndex<ProducedRequest>();
-  readonly #byAlias = new AliasIndex<ProducedRequest>();
+  /** By base id, transfer id and alias. */
+  readonly #byName = new AliasIndex<ProducedRequest>();
   readonly #ended: EndedNames;
   #latestGeneration = 0;
 
@@ -74,9 +73,7 @@ export class ProducedRequests {
     this.#latestGeneration = Math.max(this.#latestGeneration, generation);
     this.#byWireId.set(wireId, request);
     this.#byRequestId.set(requestId, request);
-    this.#byBaseId.add(baseRequestId(requestId), request);
-    if (transferId !== undefined) this.#byTransferId.add(transferId, request);
-    for (const alias of aliasesOf(request)) this.#byAlias.add(alias, request);
+    for (const name of namesOf(request)) this.#byName.add(name, request);
     return request;
   }
 
@@ -91,12 +88,10 @@ export class ProducedRequests {
    * Removes a request and remembers its base id. Does nothing if the request was removed before.
    */
   end(request: ProducedRequest): void {
-    const { requestId, wireId, transferId } = request;
+    const { requestId, wireId } = request;
     if (!this.#byWireId.delete(wireId)) return;
     this.#byRequestId.delete(requestId);
-    this.#byBaseId.delete(baseRequestId(requestId), request);
-    if (transferId !== undefined) this.#byTransferId.delete(transferId, request);
-    for (const alias of aliasesOf(request)) this.#byAlias.delete(alias, request);
+    for (const name of namesOf(request)) this.#byName.delete(name, request);
     this.rememberEnded(request);
   }
 
@@ -133,15 +128,15 @@ export class ProducedRequests {
   }
 
   byBaseId(baseId: string): Iterable<ProducedRequest> {
-    return this.#byBaseId.get(baseId);
+    return this.#byName.get(`base ${baseId}`);
   }
 
   byTransferId(transferId: string): Iterable<ProducedRequest> {
-    return this.#byTransferId.get(transferId);
+    return this.#byName.get(`transfer ${transferId}`);
   }
 
   byAlias(name: string): Iterable<ProducedRequest> {
-    return this.#byAlias.get(name);
+    return this.#byName.get(`alias ${name}`);
   }
 
   /**
@@ -163,13 +158,17 @@ export class ProducedRequests {
   clear(): void {
     this.#byWireId.clear();
     this.#byRequestId.clear();
-    for (const names of [this.#byBaseId, this.#byTransferId, this.#byAlias]) names.clear();
+    this.#byName.clear();
     this.#ended.clear();
   }
 }
 
-function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
-  return new Set([wireId, ...requestAliases(requestId)]);
+function namesOf({ requestId, wireId, transferId }: ProducedRequest): Set<string> {
+  const aliases = [wireId, ...requestAliases(requestId)];
+  const names = new Set([`base ${baseRequestId(requestId)}`]);
+  if (transferId !== undefined) names.add(`transfer ${transferId}`);
+  for (const alias of aliases) names.add(`alias ${alias}`);
+  return names;
 }
 
 /** Finds values by a name that several of them may share. */
