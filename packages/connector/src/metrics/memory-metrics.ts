@@ -96,7 +96,7 @@ export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics
 }
 
 /** One set of labels of a metric. */
-export interface MetricSeries {
+interface MetricSeries {
   readonly labels: Readonly<Record<string, string>>;
   /** The value of a counter, or the number of observations of a histogram. */
   readonly count: number;
@@ -105,7 +105,7 @@ export interface MetricSeries {
   readonly buckets: readonly number[];
 }
 
-export interface MetricFamily {
+interface MetricFamily {
   readonly name: string;
   readonly kind: "counter" | "histogram";
   readonly help: string | undefined;
@@ -117,7 +117,7 @@ export interface MetricFamily {
  * Prometheus' text format, version 0.0.4. Counter names end in `_total`, as in Python's client and
  * therefore in vLLM's `/metrics`.
  */
-export function prometheusText(families: Iterable<MetricFamily>): string {
+function prometheusText(families: Iterable<MetricFamily>): string {
   const lines: string[] = [];
   for (const { name, kind, help, bounds, series } of families) {
     const shown = kind === "counter" && !name.endsWith("_total") ? `${name}_total` : name;
