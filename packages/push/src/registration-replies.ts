@@ -13,7 +13,7 @@ const MAX_AGENTS = 4096;
 /** An older early notification belongs to another use of the id. */
 const EARLY_MS = 10_000;
 
-/** What a rank of P says: in vLLM's form, which proves nothing, or with the registration's secret. */
+/** What a rank of P says: `written` with the registration's secret; the others prove nothing. */
 type Reply = "done" | "failed" | "written";
 
 /** The replies of producers, by the registration that they answer. */

@@ -198,7 +198,9 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
     return this.close();
   }
 
-  /** Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause. */
+  /**
+   * Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
+   */
   #orders(step: StepMetadata): Orders {
     const { name, lists } = this.#connector;
     const { schedulerClockMs, incarnation } = step;
