@@ -24,7 +24,7 @@ const AREAS = {
     sample: 40,
   },
   connector: {
-    files: "packages/connector/src/{handshake,peers,scheduler,worker}/*.ts",
+    files: "packages/connector/src/{handshake,peers,requests,scheduler,worker}/*.ts",
     tests: ["packages/connector/src/**/*.test.ts", REQUESTS],
     sample: 12,
   },

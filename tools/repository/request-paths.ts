@@ -39,14 +39,13 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/^packages\/interface\//, "contracts"],
   [/^packages\/(plan|protocol|topology)\//, "pure functions: plans, wire forms, mappings of ranks"],
   [/\/(index|building-blocks)\.ts$/, "barrels"],
-  [/\/(step-types|step-metadata)\.ts$/, "types and checks of them"],
   [/\/(receive-error|peer-errors|upstream-errors|native-errors)\.ts$/, "errors"],
   [
     /\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/,
     "metrics, tracing, log and configuration",
   ],
   [
-    /\/(oldest-first|alias-index|task-tracker|engine-address|byte-collector|member-list|ref-count)\.ts$/,
+    /\/(byte-collector|member-list|ref-count)\.ts$/,
     "containers and keys",
   ],
 ];
@@ -201,8 +200,8 @@ const NATIVE_TRANSFER: RequestPath = {
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 10, p: 9 }),
-  connectorPath("push", { d: 11, p: 12 }),
+  connectorPath("pull", { d: 12, p: 9 }),
+  connectorPath("push", { d: 13, p: 15 }),
   PROXIED_PULL,
   PICK,
   NATIVE_TRANSFER,

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { delegateTo } from "./delegate-to.js";
+import { delegateTo } from "./multi-connector.js";
 
 class Counter {
   #count = 0;

@@ -1,16 +1,24 @@
-export type { Environment } from "./config/environment.js";
-export { readTransferConfig, type TransferConfigSources } from "./config/transfer-config.js";
+export {
+  type Environment,
+  readTransferConfig,
+  type TransferConfigSources,
+} from "./config/transfer-config.js";
 export { transferConfigJsonSchema } from "./config/transfer-config-schema.js";
-export { type DualConnectorOptions, dualConnector } from "./dual-connector.js";
 export {
   type MemoryMetrics,
   type MemoryMetricsOptions,
   memoryMetrics,
 } from "./metrics/memory-metrics.js";
 export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metrics/metric-names.js";
-export { multiConnector, multiConnectorOf } from "./multi-connector.js";
+export {
+  type DualConnectorOptions,
+  dualConnector,
+  multiConnector,
+  multiConnectorOf,
+} from "./multi-connector.js";
 export { cpuPlatform } from "./platforms/cpu-platform.js";
 export { type CudaPlatformOptions, cudaPlatform } from "./platforms/cuda-platform.js";
+export { importFrom } from "./registry/load-connector.js";
 export {
   type ConnectorChoice,
   type ConnectorLoader,

@@ -7,24 +7,19 @@ import { KvError } from "@kv/interface";
 export interface NrtAddon {
   /** Loads the library and initialises the runtime. A process can have it open once. */
   open(libraryPath: string): object;
-  /** Closes the runtime. */
   close(runtime: object): void;
-  /** Allocates a tensor on a logical core. */
   readonly Tensor: new (
     runtime: object,
     lengthBytes: number,
     logicalCore: number,
     name: string,
   ) => NrtTensor;
-  /** Loads the library without initialising the runtime, and describes it. */
   describe(libraryPath: string): DescribedLibrary;
 }
 
 /** A library that the loader accepted. */
 export interface DescribedLibrary {
-  /** Path of the file that the loader took. */
   readonly path: string;
-  /** Functions that the addon calls, and whether the library has them. */
   readonly symbols: Readonly<Record<string, boolean>>;
 }
 

@@ -1,9 +1,9 @@
-import { localGeometry, modelGeometry } from "@kv/connector/building-blocks";
 import type { KvCacheConfig, Staging, StagingLayout } from "@kv/interface";
 import { buildEngineTransferPlan, type RankGeometry } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { memoryTransport, seededRandom } from "@kv/transport-memory";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { localGeometry, modelGeometry } from "../../connector/src/handshake/rank-geometry.js";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "../src/index.js";
 import { CONFIG } from "./config.js";
 

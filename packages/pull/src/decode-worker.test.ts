@@ -2,8 +2,8 @@ import { KvError, type SideChannel, type Transfer, type TransferResult } from "@
 import { encodeLeaseReply, type LeaseReply } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
-import { expect, test } from "vitest";
-import { DecodeWorker } from "./decode-worker.js";
+import { describe, expect, it, test } from "vitest";
+import { DecodeWorker, leaseDeadlineMs } from "./decode-worker.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
 const remote = {
@@ -132,4 +132,24 @@ test("a request whose blocks P no longer holds fails with lease_expired", async 
   expect(await received({ answer: async () => ({ held: false, incarnation: "i" }) })).toMatchObject(
     failure("KV_LEASE_EXPIRED", "lease_expired"),
   );
+});
+
+describe("leaseDeadlineMs", () => {
+  const settings = { leaseMs: 30_000, extensionMs: 20_000, leaseMarginMs: 5000 };
+  const engine = { clock: { earliestLocalMs: (seconds: number) => seconds * 1000 - 100_000 } };
+
+  it.each<
+    [string, expirySeconds: number | undefined, heartbeatsAtMs: number[], deadlineMs: number]
+  >([
+    ["converts the announced expiry with the clock offset, less the margin", 130, [], 25_000],
+    ["counts a lease from when the request was first seen", undefined, [], 27_000],
+    ["a heartbeat extends it", 130, [20_000], 35_000],
+    ["a heartbeat never shortens it", 130, [5000], 25_000],
+    ["several heartbeats extend it", 130, [5000, 24_000, 38_000, 52_000], 67_000],
+    ["a heartbeat after it does not extend it", 130, [25_001], 25_000],
+    ["a heartbeat after an extended one does not", 130, [20_000, 36_000, 37_000], 35_000],
+  ])("%s", (_, expirySeconds, heartbeatsAtMs, deadlineMs) => {
+    const order = { remote: { expirySeconds }, seenAtMs: 2000 };
+    expect(leaseDeadlineMs(order, engine, settings, heartbeatsAtMs)).toBe(deadlineMs);
+  });
 });

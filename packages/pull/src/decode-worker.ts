@@ -1,38 +1,31 @@
 import {
-  type EngineReference,
-  endWith,
-  type FailureType,
   HeartbeatSender,
   idleWithinGrace,
-  inSpan,
-  isPeerLost,
   type PendingReceive,
   PendingReceives,
   planPrefillEngine,
-  type RankKey,
   ReceiveError,
-  ReceivePass,
   type RemoteEngine,
   RemoteEngines,
   type RemoteRequest,
   rankKey,
   TaskTracker,
+  traced,
   transferAll,
-  unreachablePeer,
   type WorkerContext,
   type WorkerHalf,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import { encodeNotification, encodeRequestControl, REQUEST_CONTROL } from "@kv/protocol";
-import { leaseDeadlineMs } from "./lease-deadline.js";
 import { blocksNotHeld, leaseEnded, promptMismatch } from "./receive-errors.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
 /** Blocks at a P, and the engine that they are read from. */
 interface Held {
   readonly remote: RemoteRequest;
-  readonly reference: EngineReference<RemoteEngine>;
+  readonly engine: RemoteEngine;
+  release(): void;
 }
 
 /**
@@ -44,23 +37,18 @@ interface Held {
  * the notification never rides on one.
  */
 export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
-  /** The P's that this rank reads from. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #heartbeats: HeartbeatSender;
-  readonly #receivePass: ReceivePass;
   readonly #receives: PendingReceives<ReceiveOrder>;
   /** The engines that blocks were read from. They stay open until the blocks are released. */
   readonly #held = new Map<string, Held>();
-  /** Blocks at P's that did not complete the handshake. */
   readonly #unreachable = new Set<string>();
-  /** Running receives. */
   readonly #running = new TaskTracker();
-  /** Notifications and heartbeats that are being sent. */
   readonly #sending = new TaskTracker();
 
   constructor(context: WorkerContext) {
-    const { settings, caches } = context;
+    const { settings } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       failureType: "handshake_setup_failed",
@@ -73,7 +61,6 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
       engines: this.engines,
       tasks: this.#sending,
     });
-    this.#receivePass = new ReceivePass(caches);
     this.#receives = new PendingReceives<ReceiveOrder>(
       { ...context, tasks: this.#running, timeoutMs: settings.requestTimeoutMs },
       {
@@ -136,37 +123,19 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
    * `ReceiveError`.
    */
   async #receive(receive: PendingReceive<ReceiveOrder>): Promise<void> {
-    const { order, signal } = receive;
+    const { order } = receive;
     const { clock, tracer } = this.#context;
-    const reference = await this.engines.acquire(order.remote, signal).catch((error: unknown) => {
-      throw ReceiveError.from(
-        unreachablePeer(error),
-        "KV_HANDSHAKE_REFUSED",
-        "handshake_failed",
-        signal,
-      );
-    });
-    this.#hold(order.remote, reference);
-    const { engine } = reference;
+    const { engine, release } = await receive.open(this.engines, "handshake_failed");
+    this.#hold({ remote: order.remote, engine, release });
     const parent = order.remote.traceparent;
-    const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
-      planReceive(engine, order, signal),
-    );
+    const plan = traced(tracer, "kv.plan", { parent }, () => planReceive(engine, receive));
     const canAsk = engine.incarnation !== undefined;
     if (!canAsk && clock.now() >= this.#deadlineMs(order, engine))
       throw this.#expired(order, engine);
-    await this.#read(engine, plan, order, signal);
-    if (canAsk) receive.isVerified = await this.#requireLease(order, engine, signal);
+    await this.#read(engine, plan, receive);
+    if (canAsk) receive.isVerified = await this.#requireLease(engine, receive);
     else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
-    try {
-      if (plan.receivePass !== undefined)
-        await endWith(
-          tracer?.start("kv.receive_pass", { parent }),
-          this.#receivePass.apply(engine, plan),
-        );
-    } catch (error) {
-      throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
-    }
+    await receive.pass(engine, plan);
   }
 
   /**
@@ -176,51 +145,35 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   async #read(
     engine: RemoteEngine,
     plan: RequestPlan,
-    order: ReceiveOrder,
-    signal: AbortSignal,
+    receive: PendingReceive<ReceiveOrder>,
   ): Promise<void> {
-    const failed = (
-      error: unknown,
-      failureType: FailureType,
-      remoteRank: RankKey,
-    ): ReceiveError => {
-      const failure = ReceiveError.from(error, "KV_TRANSFER_FAILED", failureType, signal);
-      if (!signal.aborted) this.#readFailed(engine, order, remoteRank, failure.error);
-      return failure;
-    };
-    await transferAll(
-      this.#context,
-      { signal, parent: order.remote.traceparent },
-      async (transfers) => {
-        const reads = plan.reads.map(
-          async ({ sourceIndex, listIndex, remoteRank, remotePpRank, descriptors }) => {
-            if (transfers.hasFailed) return;
-            const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
-            const lists = engine.sources[sourceIndex]?.lists[listIndex];
-            if (lists === undefined) {
-              const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
-              const error = new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`);
-              transfers.fail(failed(error, "transfer_setup_failed", rank));
-              return;
-            }
-            await transfers.start(
-              { operation: "READ", ...lists, ...descriptors },
-              (error, isStarted) =>
-                failed(error, isStarted ? "transfer_failed" : "transfer_setup_failed", rank),
-            );
-          },
-        );
-        await Promise.all(reads);
-      },
-    );
+    const { order, signal } = receive;
+    const parent = order.remote.traceparent;
+    await transferAll(this.#context, { signal, parent }, async (transfers) => {
+      const reads = plan.reads.map(async (read) => {
+        const { sourceIndex, listIndex, remoteRank, remotePpRank, descriptors } = read;
+        if (transfers.hasFailed) return;
+        const failed = (error: unknown, isStarted: boolean): ReceiveError => {
+          const type = isStarted ? "transfer_failed" : "transfer_setup_failed";
+          const failure = receive.error(error, type);
+          const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
+          if (!signal.aborted) this.#readFailed(engine, order, rank, failure.error);
+          return failure;
+        };
+        const lists = engine.sources[sourceIndex]?.lists[listIndex];
+        if (lists === undefined) {
+          const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
+          const error = new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`);
+          transfers.fail(failed(error, false));
+          return;
+        }
+        await transfers.start({ operation: "READ", ...lists, ...descriptors }, failed);
+      });
+      await Promise.all(reads);
+    });
   }
 
-  #readFailed(
-    engine: RemoteEngine,
-    order: ReceiveOrder,
-    remoteRank: RankKey,
-    error: KvError,
-  ): void {
+  #readFailed(engine: RemoteEngine, order: ReceiveOrder, remoteRank: string, error: KvError): void {
     const { log, metrics } = this.#context;
     const { requestId, remote } = order;
     metrics.transferFailed();
@@ -230,7 +183,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
       remoteRank,
       error: error.message,
     });
-    if (isPeerLost(error)) this.engines.drop(engine, error.message);
+    this.engines.dropIfLost(engine, error);
   }
 
   /**
@@ -238,39 +191,25 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
    * prompts: one of an earlier version does not. Errors: `ReceiveError`.
    */
   async #requireLease(
-    order: ReceiveOrder,
     engine: RemoteEngine,
-    signal: AbortSignal,
+    receive: PendingReceive<ReceiveOrder>,
   ): Promise<boolean> {
+    const { order, signal } = receive;
     const { engineId, requestId } = order.remote;
     const reply = await this.engines.queryLease(order.remote, signal).catch((error: unknown) => {
       this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
-      const unreachable = unreachablePeer(error);
-      throw ReceiveError.from(
-        unreachable,
-        "KV_SIDE_CHANNEL_UNREACHABLE",
-        "lease_query_failed",
-        signal,
-      );
+      throw receive.error(error, "lease_query_failed", "KV_SIDE_CHANNEL_UNREACHABLE");
     });
     if (reply.prompt === "differs")
       throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
     if (reply.held && reply.incarnation === engine.incarnation) return reply.prompt === "same";
     const error = blocksNotHeld(order.remote, engine.incarnation, reply.incarnation);
-    throw ReceiveError.from(error, "KV_LEASE_EXPIRED", "lease_expired", signal);
+    throw receive.error(error, "lease_expired");
   }
 
   #deadlineMs(order: ReceiveOrder, engine: RemoteEngine): number {
-    const { leaseMs, extensionMs, leaseMarginMs } = this.#context.settings;
-    return leaseDeadlineMs({
-      expirySeconds: order.remote.expirySeconds,
-      clock: engine.clock,
-      seenAtMs: order.seenAtMs,
-      leaseMs,
-      extensionMs,
-      marginMs: leaseMarginMs,
-      heartbeatsAtMs: this.#heartbeats.takenAtMs(order.remote),
-    });
+    const { settings } = this.#context;
+    return leaseDeadlineMs(order, engine, settings, this.#heartbeats.takenAtMs(order.remote));
   }
 
   #expired(order: ReceiveOrder, engine: RemoteEngine): ReceiveError {
@@ -290,11 +229,10 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     if (!isAborted && error?.failureType === "lease_expired") this.#context.metrics.leaseExpired();
   }
 
-  /** Keeps the engine open until `#release`. */
-  #hold(remote: RemoteRequest, reference: EngineReference<RemoteEngine>): void {
-    const key = keyOf(remote);
-    this.#held.get(key)?.reference.release();
-    this.#held.set(key, { remote, reference });
+  #hold(held: Held): void {
+    const key = keyOf(held.remote);
+    this.#held.get(key)?.release();
+    this.#held.set(key, held);
     this.#unreachable.delete(key);
   }
 
@@ -308,8 +246,8 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     const held = this.#held.get(key);
     if (held !== undefined) {
       this.#held.delete(key);
-      this.#notifyDone(held.reference.engine, remote);
-      held.reference.release();
+      this.#notifyDone(held.engine, remote);
+      held.release();
       return;
     }
     const { log, metrics } = this.#context;
@@ -334,26 +272,25 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     const { log, metrics, notifications, tracer } = this.#context;
     const payload = doneNotification(engine, remote);
     for (const [remoteRank, agent] of engine.agents) {
-      const span = tracer?.start("kv.notify", {
-        parent: remote.traceparent,
-        attributes: { "kv.remote_agent": agent },
-      });
-      const sent = notifications.send(agent, payload, (error) => {
-        // P frees the blocks when the lease ends.
-        metrics.notificationFailed();
-        span?.end(error);
-        log.warn("notification_failed", {
-          requestId: remote.requestId,
-          remoteRank,
-          error: String(error),
-        });
-      });
-      void endWith(span, sent);
+      const attributes = { "kv.remote_agent": agent };
+      void traced(tracer, "kv.notify", { parent: remote.traceparent, attributes }, (span) =>
+        notifications.send(agent, payload, (error) => {
+          // P frees the blocks when the lease ends.
+          metrics.notificationFailed();
+          span?.end(error);
+          log.warn("notification_failed", {
+            requestId: remote.requestId,
+            remoteRank,
+            error: String(error),
+          });
+        }),
+      );
     }
   }
 }
 
-function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): RequestPlan {
+function planReceive(engine: RemoteEngine, receive: PendingReceive<ReceiveOrder>): RequestPlan {
+  const { order, signal } = receive;
   try {
     signal.throwIfAborted();
     const blocks = {
@@ -364,8 +301,42 @@ function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSig
     };
     return planRequest(engine.plan, engine.joint?.blocks(blocks) ?? blocks);
   } catch (error) {
-    throw ReceiveError.from(error, "KV_TRANSFER_INVALID", "transfer_setup_failed", signal);
+    throw receive.error(error, "transfer_setup_failed", "KV_TRANSFER_INVALID");
   }
+}
+
+/**
+ * Returns until when a P that answers no lease queries is assumed to hold a request's blocks, in ms
+ * on the local clock. A one-sided READ succeeds even when another request owns the blocks
+ * meanwhile, so a READ that ends later is not used. A P of `@kv` is queried after the READ instead
+ * (`queryLease`). Only a query detects blocks that were freed early because a retry gave the same
+ * parameters to another reader. `heartbeatsAtMs`: when the transport got heartbeats that name the
+ * request, ascending.
+ */
+export function leaseDeadlineMs(
+  {
+    remote: { expirySeconds },
+    seenAtMs,
+  }: {
+    readonly remote: Pick<ReceiveOrder["remote"], "expirySeconds">;
+    readonly seenAtMs: number;
+  },
+  { clock }: { readonly clock: Pick<RemoteEngine["clock"], "earliestLocalMs"> },
+  settings: Pick<WorkerContext["settings"], "extensionMs" | "leaseMarginMs" | "leaseMs">,
+  heartbeatsAtMs: readonly number[],
+): number {
+  const { extensionMs, leaseMarginMs, leaseMs } = settings;
+  // A vLLM 0.33 P announces no expiry. Its lease counts from the end of the prefill, just before D
+  // saw the request. It is assumed to be as long as D's.
+  const grantedMs =
+    expirySeconds === undefined ? seenAtMs + leaseMs : clock.earliestLocalMs(expirySeconds);
+  let deadlineMs = grantedMs - leaseMarginMs;
+  for (const atMs of heartbeatsAtMs) {
+    // A heartbeat after the deadline may have found no lease to extend.
+    if (atMs > deadlineMs) break;
+    deadlineMs = Math.max(deadlineMs, atMs + extensionMs - leaseMarginMs);
+  }
+  return deadlineMs;
 }
 
 /**

@@ -1,12 +1,10 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
-import {
-  connectorSettings,
-  TransferMetrics,
-  WorkerOutputQueue,
-} from "@kv/connector/building-blocks";
 import { silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
+import { connectorSettings } from "../../connector/src/config/connector-settings.js";
+import { TransferMetrics } from "../../connector/src/peers/transfers.js";
+import { WorkerOutputQueue } from "../../connector/src/worker/connector-worker.js";
 import { PrefillWorker } from "./prefill-worker.js";
 
 const settings = connectorSettings(

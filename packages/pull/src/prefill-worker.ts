@@ -1,7 +1,5 @@
 import {
-  type GuardedRequest,
   Leases,
-  localLeaseTerms,
   MessageGuard,
   type SendableRequest,
   type WorkerContext,
@@ -12,9 +10,9 @@ import { decodeRequestControl, type KvNotification, type RequestProof } from "@k
 import type { PullStepMetadata } from "./step-metadata.js";
 
 /** A request that runs or has finished on this engine. */
-interface SendableState extends SendableRequest, GuardedRequest {
-  readonly requestId: string;
-  readonly capability?: string | undefined;
+interface SendableState extends SendableRequest {
+  /** Whether a reader has proved that it holds the request's parameters. */
+  isProven: boolean;
   /**
    * True when all readers completed before the step that reports the request as finished. Only that
    * step confirms the end.
@@ -78,12 +76,11 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
       this.#completions.forget(state.wireId);
       this.#forget(state);
     }
-    const nowMs = this.#context.clock.now();
     for (const order of leases) {
       const state = this.#byWireId.get(order.wireId);
       if (state === undefined) continue;
       if (state.isReadEarly) this.#sent(state);
-      else this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
+      else this.#leases.grant(order, schedulerClockMs);
     }
     for (const requestId of lost) this.#context.output.sent(requestId);
   }
@@ -223,14 +220,12 @@ export class CompletionCounter {
     return "complete";
   }
 
-  /** Forgets a request and returns how many readers were done. */
   forget(requestId: string): number {
     const readers = this.#entries.get(requestId)?.readers.size ?? 0;
     this.#entries.delete(requestId);
     return readers;
   }
 
-  /** Requests with some readers done and others not. */
   get size(): number {
     return this.#entries.size;
   }

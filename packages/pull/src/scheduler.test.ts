@@ -14,7 +14,7 @@ import { simConfig } from "@kv/testing/simulator/sim-config";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { createPullScheduler } from "./scheduler.js";
-import { pullStepMetadata } from "./step-metadata.js";
+import type { PullStepMetadata } from "./step-metadata.js";
 
 const PARAMS: KvTransferParams = {
   do_remote_prefill: true,
@@ -70,7 +70,7 @@ function setUp(
         failedBlockIds: [],
       }),
     firstToken: (request: ConnectorRequest) => scheduler.firstToken(request),
-    takeStep: () => pullStepMetadata(scheduler.buildStepMetadata()),
+    takeStep: () => scheduler.buildStepMetadata() as PullStepMetadata,
     outstanding: () => scheduler.outstanding(),
     hasPendingWork: () => scheduler.hasPendingWork(),
   };

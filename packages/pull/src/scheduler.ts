@@ -1,8 +1,6 @@
 import {
-  addressToNotify,
   ConnectorScheduler,
   type DecodeOrders,
-  type DecodeOrdersContext,
   type FetchOrder,
   type RemoteRequest,
   readRemoteRequest,
@@ -27,8 +25,9 @@ export type PullScheduler = ConnectorScheduler<PullSource>;
 
 /** A request's KV at P. */
 interface PullSource {
-  readonly remote: RemoteBlocks;
+  readonly remote: RemoteRequest;
   readonly numTokens: number | undefined;
+  readonly blocks: Pick<RemoteBlocks, "blockIds" | "expirySeconds">;
 }
 
 /** Creates the scheduler side of pull, for P and D. Errors: `KV_CONFIG_INVALID`. */
@@ -36,7 +35,7 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
   return new ConnectorScheduler(options, {
     name: PULL,
     transferMode: "pull",
-    createDecodeOrders: (context) => new PullDecodeOrders(context),
+    createDecodeOrders: ({ cache }) => new PullDecodeOrders(cache),
   });
 }
 
@@ -44,33 +43,27 @@ type DecodeStep = Pick<PullStepMetadata, "receives" | "releases" | "aborts">;
 
 /** D's orders: the requests that the workers read, and the blocks that they tell P's to free. */
 class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
-  /** Requests read the same blocks independently. */
   readonly maxReaders = Number.POSITIVE_INFINITY;
-  readonly #context: DecodeOrdersContext;
+  readonly #cache: KvCacheConfig;
   #receives: ReceiveOrder[] = [];
   #releases: RemoteRequest[] = [];
   #aborts: string[] = [];
 
-  constructor(context: DecodeOrdersContext) {
-    this.#context = context;
+  constructor(cache: KvCacheConfig) {
+    this.#cache = cache;
   }
 
   read(params: KvTransferParams, numPromptTokens: number): PullSource {
-    const remote = readRemoteBlocks(params, this.#context.options.cache, numPromptTokens);
-    return { remote, numTokens: remote.numTokens };
-  }
-
-  addressToNotify(params: KvTransferParams): RemoteBlocks | undefined {
-    const remote = addressToNotify(params, "pull");
-    return remote && { ...remote, blockIds: [] };
+    return readSource(params, this.#cache, numPromptTokens);
   }
 
   fetch(
     requestId: string,
-    { remote }: PullSource,
+    { remote, blocks }: PullSource,
     { numTokens, prompt, ...order }: FetchOrder,
   ): void {
-    this.#receives.push({ requestId, remote: { ...remote, numTokens, prompt }, ...order });
+    const remoteBlocks = { ...remote, ...blocks, numTokens, prompt };
+    this.#receives.push({ requestId, remote: remoteBlocks, ...order });
   }
 
   cancelFetch(requestId: string): boolean {
@@ -83,11 +76,11 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     this.#aborts.push(requestId);
   }
 
-  release(_request: ConnectorRequest, remote: RemoteBlocks): void {
-    this.fetched(remote);
+  release(_request: ConnectorRequest, remote: RemoteRequest): void {
+    this.#releases.push(remote);
   }
 
-  fetched({ blockIds: _, numTokens: __, expirySeconds: ___, ...remote }: RemoteBlocks): void {
+  fetched(remote: RemoteRequest): void {
     this.#releases.push(remote);
   }
 
@@ -112,11 +105,11 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
  * The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its
  * value.
  */
-function readRemoteBlocks(
+function readSource(
   params: KvTransferParams,
   config: KvCacheConfig,
   numPromptTokens: number,
-): RemoteBlocks {
+): PullSource {
   const { remote, parsed } = readRemoteRequest(params, "pull", numPromptTokens);
   // How P groups the layers of an MLA model is known only after the handshake.
   const groups = parsed.remoteBlockIds.length;
@@ -129,9 +122,11 @@ function readRemoteBlocks(
     );
   }
   return {
-    blockIds: parsed.remoteBlockIds,
+    remote,
     numTokens: parsed.remoteNumTokens,
-    expirySeconds: parsed.remoteBlocksExpiryTime,
-    ...remote,
+    blocks: {
+      blockIds: parsed.remoteBlockIds,
+      expirySeconds: parsed.remoteBlocksExpiryTime,
+    },
   };
 }

@@ -1,9 +1,5 @@
-import {
-  type ConnectorStepMetadata,
-  connectorStepMetadata,
-  type RemoteRequest,
-} from "@kv/connector/building-blocks";
-import type { BlockIds, StepMetadata } from "@kv/interface";
+import type { ConnectorStepMetadata, RemoteRequest } from "@kv/connector/building-blocks";
+import type { BlockIds } from "@kv/interface";
 
 /** The connector's name in step metadata. A worker refuses another connector's metadata. */
 export const PULL = "pull";
@@ -46,9 +42,4 @@ export interface ReceiveOrder {
    * counts from here.
    */
   readonly seenAtMs: number;
-}
-
-/** Checks that step metadata is pull's. Errors: `KV_INTERNAL`. */
-export function pullStepMetadata(step: StepMetadata): PullStepMetadata {
-  return connectorStepMetadata<PullStepMetadata>(step, PULL, ["receives", "releases", "aborts"]);
 }

@@ -1,8 +1,8 @@
-import { CLOSE_GRACE_MS } from "@kv/connector/building-blocks";
 import { neverReleasing } from "@kv/testing/faults/sabotage";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { expectKeptWaiting, ROOM_FOR_ONE } from "@kv/testing/scenarios/waiting-for-room";
 import { describe, expect, it } from "vitest";
+import { CLOSE_GRACE_MS } from "../../connector/src/peers/background-work.js";
 
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 

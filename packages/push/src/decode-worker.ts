@@ -5,7 +5,6 @@ import {
   PendingReceives,
   planPrefillEngine,
   type ReceiveError,
-  ReceivePass,
   RemoteEngines,
   TaskTracker,
   type WorkerContext,
@@ -20,12 +19,8 @@ import {
   sameCapability,
 } from "@kv/protocol";
 import { ProducerLiveness } from "./producer-liveness.js";
-import {
-  PushReplies,
-  type ReceivePushOptions,
-  receivePush,
-  withdrawRegistration,
-} from "./receive.js";
+import { type ReceivePushOptions, receivePush, withdrawRegistration } from "./receive.js";
+import { PushReplies } from "./registration-replies.js";
 import type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 
 /** The part of a step that concerns D. */
@@ -43,7 +38,6 @@ const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
  * latest.
  */
 export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
-  /** The P's that this rank registers blocks with. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #running = new TaskTracker();
@@ -54,14 +48,12 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   readonly #receives: PendingReceives<RegistrationOrder>;
   readonly #receiveOptions: ReceivePushOptions;
   readonly #heartbeats: HeartbeatSender;
-  /** The registrations that wait, by wire id. */
   readonly #byWireId = new Map<string, RegistrationOrder>();
-  /** The incarnation of this consumer's process, from the latest step. */
   #incarnation = "";
   #closed = false;
 
   constructor(context: WorkerContext) {
-    const { clock, settings, caches, options } = context;
+    const { clock, settings, options } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       failureType: "push_reg_handshake_failed",
@@ -87,7 +79,6 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       context,
       engines: this.engines,
       liveness: this.#liveness,
-      receivePass: new ReceivePass(caches),
       registrant: () => ({
         engineId,
         tpSize,
@@ -127,15 +118,13 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#heartbeats.change(heartbeats);
   }
 
-  /** Takes the answers of P's ranks. */
   notified(notification: KvNotification, from: string): boolean {
     if (notification.kind === "done") {
-      this.#done(notification.requestId, from);
+      this.#heard("done", notification.requestId, from);
       return true;
     }
     if (notification.kind === "push-failure") {
-      if (!this.#replies.failed(notification.requestId, from))
-        this.#notificationIgnored(notification.requestId, from);
+      this.#heard("failed", notification.requestId, from);
       return true;
     }
     const message =
@@ -153,15 +142,13 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   #written({ wireId, secret }: RegistrationWritten, from: string): void {
     const order = this.#byWireId.get(wireId);
     if (order !== undefined && sameCapability(order.secret, secret))
-      this.#replies.written(wireId, from);
+      this.#heard("written", wireId, from);
     else this.#notificationIgnored(wireId, from);
   }
 
-  /**
-   * Takes a done notification of vLLM's form: P's rank with the agent `from` has written its share.
-   */
-  #done(wireId: string, from: string): void {
-    if (!this.#replies.done(wireId, from)) this.#notificationIgnored(wireId, from);
+  /** Takes what P's rank with the agent `from` says about a registration. */
+  #heard(reply: "done" | "failed" | "written", wireId: string, from: string): void {
+    if (!this.#replies.add(reply, wireId, from)) this.#notificationIgnored(wireId, from);
   }
 
   /**

@@ -16,13 +16,9 @@ import {
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices } from "./prefill/ended-notices.js";
+import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
-import {
-  FinishedRequests,
-  type NamedRequest,
-  type ProducedRequest,
-  ProducedRequests,
-} from "./prefill/produced-requests.js";
+import { type ProducedRequest, ProducedRequests } from "./prefill/produced-requests.js";
 import {
   EndedRegistrations,
   MAX_WAITING_BYTES,
@@ -51,7 +47,6 @@ const REMEMBER_MS = 600_000;
  * for a slow consumer.
  */
 export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
-  /** The D's that this rank writes to. */
   readonly engines: RemoteEngines<ConsumerEngine>;
   readonly #context: WorkerContext;
   readonly #requests: ProducedRequests;
@@ -134,7 +129,6 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     }
   }
 
-  /** Takes D's registrations, withdrawals and heartbeats. */
   notified(notification: KvNotification, from: string): boolean {
     switch (notification.kind) {
       case "heartbeat":

@@ -1,11 +1,11 @@
-import type { EngineAddress, PendingReceive, RemoteEngine } from "@kv/connector/building-blocks";
+import type { PendingReceive, RemoteEngine } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { virtualClock } from "@kv/transport-memory";
 import { expect, test, vi } from "vitest";
 import { ProducerLiveness } from "./producer-liveness.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
-const PREFILL: EngineAddress = {
+const PREFILL: RemoteEngine["address"] = {
   engineId: "prefill",
   host: "p",
   port: 1,

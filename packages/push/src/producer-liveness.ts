@@ -1,5 +1,4 @@
 import {
-  type EngineAddress,
   engineKey,
   type OpenEngine,
   type PendingReceives,
@@ -9,11 +8,12 @@ import { type Clock, KvError } from "@kv/interface";
 import type { LeaseReply } from "@kv/protocol";
 import type { RegistrationOrder } from "./step-metadata.js";
 
+type EngineAddress = OpenEngine["address"];
+
 /** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {
   readonly clock: Clock;
   readonly engines: Pick<RemoteEngines, "peek" | "drop" | "queryLease">;
-  /** The requests that wait for a producer. */
   readonly receives: Pick<PendingReceives<RegistrationOrder>, "values">;
   /** How long one probe may take, in milliseconds. */
   readonly probeTimeoutMs: number;
@@ -36,7 +36,6 @@ export class ProducerLiveness {
     this.#options = options;
   }
 
-  /** The transport delivered a heartbeat to the engine. */
   heartbeatDelivered(engine: EngineAddress): void {
     this.#missed.delete(engineKey(engine));
   }

@@ -1,4 +1,4 @@
-import type { RemoteEngine } from "@kv/connector/building-blocks";
+import type { RemoteEngine, WorkerContext } from "@kv/connector/building-blocks";
 import type { BlockIds, KvCacheConfig, KvCacheKind } from "@kv/interface";
 import { buildEngineTransferPlan, exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
@@ -85,8 +85,8 @@ function pair(
     },
     plan: (order: Partial<RegistrationOrder>) =>
       planReceive(engine, { requestId: "r", ...order } as RegistrationOrder, {
-        groups: config(ours).groups,
-        tpSize: 1,
+        caches: { config: config(ours), regions: [] },
+        options: { engine: { tpSize: 1 } } as WorkerContext["options"],
         model: { numKvHeads: 1, groups: groups.map(({ kind }) => kind) },
       }),
   };

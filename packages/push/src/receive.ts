@@ -1,20 +1,17 @@
 import {
-  endWith,
-  type FailureType,
-  inSpan,
   type PendingReceive,
   ReceiveError,
-  type ReceivePass,
   type RemoteEngine,
   type RemoteEngines,
-  unreachablePeer,
+  traced,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
-import { type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
-import { type ModelGeometry, planRequest, type RequestPlan } from "@kv/plan";
+import { KvError, type Timer } from "@kv/interface";
+import { planRequest, type RequestPlan } from "@kv/plan";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
 import { isSameAgent, type ProducerLiveness } from "./producer-liveness.js";
 import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
+import type { RegistrationReplies } from "./registration-replies.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
 /** The parts of D's worker that a receive uses. */
@@ -22,9 +19,6 @@ export interface ReceivePushOptions {
   readonly context: WorkerContext;
   readonly engines: Pick<RemoteEngines, "acquire" | "drop">;
   readonly liveness: ProducerLiveness;
-  /** Applied after the last byte. */
-  readonly receivePass: ReceivePass;
-  /** This rank, as registrations name it. */
   registrant(): Registrant;
 }
 
@@ -45,18 +39,7 @@ export async function receivePush(
   replies: RegistrationReplies,
   options: ReceivePushOptions,
 ): Promise<void> {
-  const { order, signal } = receive;
-  const { engine, release } = await options.engines
-    .acquire(order.remote, signal)
-    .catch((error: unknown) => {
-      const unreachable = unreachablePeer(error);
-      throw ReceiveError.from(
-        unreachable,
-        "KV_HANDSHAKE_REFUSED",
-        "push_reg_handshake_failed",
-        signal,
-      );
-    });
+  const { engine, release } = await receive.open(options.engines, "push_reg_handshake_failed");
   receive.engine = engine;
   try {
     if (!engine.features.has(PUSH_CONTROL))
@@ -74,9 +57,7 @@ class PushReceive {
   readonly #replies: RegistrationReplies;
   readonly #engine: RemoteEngine;
   readonly #options: ReceivePushOptions;
-  /** The agents of the producer's ranks. */
   readonly #agents: readonly string[];
-  /** The agents whose registration the transport could not send. */
   readonly #unregistered = new Set<string>();
 
   constructor(
@@ -94,28 +75,16 @@ class PushReceive {
 
   async run(): Promise<void> {
     const { order } = this.#receive;
-    const { context, receivePass } = this.#options;
-    const { tracer, caches } = context;
-    const { groups } = caches.config;
-    const { tpSize } = context.options.engine;
-    const parent = order.remote.traceparent;
-    const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
-      planReceive(this.#engine, order, { groups, tpSize, model: context.model }),
+    const { context } = this.#options;
+    const plan = traced(context.tracer, "kv.plan", { parent: order.remote.traceparent }, () =>
+      planReceive(this.#engine, order, context),
     );
     const failure = await this.#registerAndWait();
     if (failure !== undefined) {
       await this.#waitUntilSafe(failure);
       throw failure;
     }
-    try {
-      if (plan.receivePass !== undefined)
-        await endWith(
-          tracer?.start("kv.receive_pass", { parent }),
-          receivePass.apply(this.#engine, plan),
-        );
-    } catch (error) {
-      throw this.#error(error, "transfer_exception");
-    }
+    await this.#receive.pass(this.#engine, plan);
   }
 
   /**
@@ -123,9 +92,10 @@ class PushReceive {
    * written its share, else the failure.
    */
   async #registerAndWait(): Promise<ReceiveError | undefined> {
-    const { order, signal } = this.#receive;
+    const receive = this.#receive;
+    const { order, signal } = receive;
     // No rank knows the blocks yet.
-    if (signal.aborted) throw this.#error(signal.reason, "push_reg_handshake_failed");
+    if (signal.aborted) throw receive.error(signal.reason, "push_reg_handshake_failed");
     const aborted = new Promise<void>((resolve) => {
       signal.addEventListener("abort", () => resolve());
     });
@@ -135,19 +105,19 @@ class PushReceive {
     });
     for (;;) {
       if (this.#agents.every((agent) => this.#hasWritten(agent))) return undefined;
-      for (const error of this.#replies.ended.values()) return this.#error(error, "push_refused");
+      for (const error of this.#replies.ended.values()) return receive.error(error, "push_refused");
       if (this.#agents.some((agent) => this.#hasFailed(agent))) {
         const { engineId } = order.remote;
         const why = `engine ${engineId} could not write all KV of request ${order.requestId}`;
-        return this.#error(new KvError("KV_TRANSFER_FAILED", why), "push_refused");
+        return receive.error(new KvError("KV_TRANSFER_FAILED", why), "push_refused");
       }
-      if (signal.aborted) return this.#error(signal.reason, "push_timed_out");
+      if (signal.aborted) return receive.error(signal.reason, "push_timed_out");
       if (!registering && this.#unregistered.size > 0) {
         const error = new KvError(
           "KV_NOTIFICATION_FAILED",
           `the blocks of request ${order.requestId} could not be registered with engine ${order.remote.engineId}`,
         );
-        return this.#error(error, "push_reg_notif_failed");
+        return receive.error(error, "push_reg_notif_failed");
       }
       await Promise.race([this.#replies.next(), aborted, ...(registering ? [registered] : [])]);
     }
@@ -178,27 +148,25 @@ class PushReceive {
     const { order } = this.#receive;
     const { context, engines, registrant } = this.#options;
     const { notifications, metrics, log, tracer } = context;
-    const span = tracer?.start("kv.register", {
-      parent: order.remote.traceparent,
-      attributes: { "kv.remote_agent": agent },
-    });
     const payload = encodeRegistration(
       order,
       registrant(),
       this.#engine.features.has(PUSH_CONTROL),
     );
-    const sent = notifications.send(agent, payload, (error) => {
-      this.#unregistered.add(agent);
-      metrics.notificationFailed();
-      span?.end(error);
-      log.warn("push_reg_notif_failed", {
-        requestId: order.requestId,
-        agent,
-        error: String(error),
-      });
-      engines.drop(this.#engine, String(error));
-    });
-    return endWith(span, sent);
+    const attributes = { "kv.remote_agent": agent };
+    return traced(tracer, "kv.register", { parent: order.remote.traceparent, attributes }, (span) =>
+      notifications.send(agent, payload, (error) => {
+        this.#unregistered.add(agent);
+        metrics.notificationFailed();
+        span?.end(error);
+        log.warn("push_reg_notif_failed", {
+          requestId: order.requestId,
+          agent,
+          error: String(error),
+        });
+        engines.drop(this.#engine, String(error));
+      }),
+    );
   }
 
   /**
@@ -261,10 +229,6 @@ class PushReceive {
     await Promise.race([this.#replies.next(), late]);
     timer?.cancel();
   }
-
-  #error(error: unknown, type: FailureType): ReceiveError {
-    return ReceiveError.from(error, "KV_TRANSFER_FAILED", type, this.#receive.signal);
-  }
 }
 
 /**
@@ -300,179 +264,26 @@ export function withdrawRegistration(
 export function planReceive(
   engine: RemoteEngine,
   order: RegistrationOrder,
-  {
-    groups,
-    tpSize,
-    model,
-  }: {
-    readonly groups: KvCacheConfig["groups"];
-    readonly tpSize: number;
-    readonly model: ModelGeometry;
-  },
+  { caches, model, options }: Pick<WorkerContext, "caches" | "model" | "options">,
 ): RequestPlan {
   try {
     if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order, model);
     return planRequest(engine.plan, {
       localBlockIds: order.localBlockIds,
       // Only the number of the producer's blocks matters here: it determines where ours begin.
-      remoteBlockIds: order.remoteBlockIds ?? placeholderBlocks(order, engine, groups),
+      remoteBlockIds:
+        order.remoteBlockIds ?? placeholderBlocks(order, engine, caches.config.groups),
       numTokens: order.numTokens,
       localComputedBlocks: order.localComputedBlocks,
     });
   } catch (error) {
     throw new ReceiveError(
-      KvError.from(error, "KV_TRANSFER_INVALID", `request ${order.requestId} on ${tpSize} ranks`),
+      KvError.from(
+        error,
+        "KV_TRANSFER_INVALID",
+        `request ${order.requestId} on ${options.engine.tpSize} ranks`,
+      ),
       "transfer_setup_failed",
     );
-  }
-}
-
-/**
- * How many done notifications are kept for requests that no step has named yet: another rank's
- * registration may cause them.
- */
-const MAX_EARLY = 4096;
-/**
- * How many agents are kept for one registration: more than a producer has ranks. An agent states
- * its name itself, so it may use many.
- */
-const MAX_AGENTS = 4096;
-/**
- * How long such a notification is kept, in milliseconds. An older one belongs to another use of the
- * id.
- */
-const EARLY_MS = 10_000;
-
-/** The replies of producers, by the registration that they answer. */
-export class PushReplies {
-  readonly #clock: Clock;
-  readonly #open = new Map<string, RegistrationReplies>();
-  readonly #early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
-
-  constructor({ clock }: { readonly clock: Clock }) {
-    this.#clock = clock;
-  }
-
-  /**
-   * Collects the replies to a registration from now on, with the done notifications that arrived a
-   * moment ago.
-   */
-  open(wireId: string): RegistrationReplies {
-    const early = this.#early.get(wireId);
-    this.#early.delete(wireId);
-    const isFresh = early !== undefined && this.#clock.now() - early.sinceMs < EARLY_MS;
-    const replies = new RegistrationReplies(isFresh ? early.agents : []);
-    this.#open.set(wireId, replies);
-    return replies;
-  }
-
-  /** Stops collecting the replies to a registration. */
-  close(wireId: string): void {
-    this.#open.delete(wireId);
-  }
-
-  /**
-   * Records that a rank has written its share. False if no registration with this id is open; the
-   * notification is kept for a moment.
-   */
-  done(wireId: string, agent: string): boolean {
-    const replies = this.#open.get(wireId);
-    if (replies !== undefined) {
-      if (replies.done.size < MAX_AGENTS) replies.done.add(agent);
-      replies.wake();
-      return true;
-    }
-    const early = this.#early.get(wireId) ?? {
-      agents: new Set<string>(),
-      sinceMs: this.#clock.now(),
-    };
-    if (early.agents.size < MAX_AGENTS) early.agents.add(agent);
-    this.#early.set(wireId, early);
-    const [oldest] = this.#early.keys();
-    if (this.#early.size > MAX_EARLY && oldest !== undefined) this.#early.delete(oldest);
-    return false;
-  }
-
-  /**
-   * Records a rank's notice with the registration's secret that it has written. Does nothing if no
-   * registration with this id is open.
-   */
-  written(wireId: string, agent: string): void {
-    const replies = this.#open.get(wireId);
-    replies?.written.add(agent);
-    replies?.wake();
-  }
-
-  /** Records that a rank of vLLM does not write. False if no registration with this id is open. */
-  failed(wireId: string, agent: string): boolean {
-    const replies = this.#open.get(wireId);
-    if (replies === undefined) return false;
-    if (replies.failed.size < MAX_AGENTS) replies.failed.add(agent);
-    replies.wake();
-    return true;
-  }
-
-  /**
-   * Records that a rank does not write, or has stopped. Does nothing if no registration with this
-   * id is open.
-   */
-  ended(wireId: string, agent: string, error: KvError): void {
-    const replies = this.#open.get(wireId);
-    if (replies === undefined) return;
-    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent))
-      replies.ended.set(agent, error);
-    replies.wake();
-  }
-
-  /** Marks all open replies as abandoned and wakes everything that waits for them. */
-  abandonAll(): void {
-    for (const replies of this.#open.values()) {
-      replies.abandoned = true;
-      replies.wake();
-    }
-  }
-}
-
-/** The done and ended notifications that a producer's ranks sent for one registration. */
-export class RegistrationReplies {
-  /**
-   * Agents of the ranks that have written their share, by notifications of vLLM's form, which prove
-   * nothing.
-   */
-  readonly done: Set<string>;
-  /**
-   * Agents of the ranks that have written their share, by notices with the registration's secret.
-   */
-  readonly written = new Set<string>();
-  /**
-   * Agents of the ranks that do not write, by notifications of vLLM's form, which prove nothing.
-   */
-  readonly failed = new Set<string>();
-  /** Agents of the ranks that do not write, or have stopped, and why. */
-  readonly ended = new Map<string, KvError>();
-  /** True when the worker closes and no longer waits for producers. */
-  abandoned = false;
-  #resolve: () => void = () => {};
-  #next = this.#nextWake();
-
-  constructor(early: Iterable<string>) {
-    this.done = new Set(early);
-  }
-
-  /** Resolves at the next notification, and when `abandoned` becomes true. */
-  next(): Promise<void> {
-    return this.#next;
-  }
-
-  /** Resolves `next`. */
-  wake(): void {
-    this.#resolve();
-    this.#next = this.#nextWake();
-  }
-
-  #nextWake(): Promise<void> {
-    return new Promise((resolve) => {
-      this.#resolve = resolve;
-    });
   }
 }

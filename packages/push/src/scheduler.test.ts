@@ -6,6 +6,7 @@ import { simConfig } from "@kv/testing/simulator/sim-config";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { createPushScheduler } from "./scheduler.js";
+import type { PushStepMetadata } from "./step-metadata.js";
 
 const cache: KvCacheConfig = {
   ...simConfig(16),
@@ -85,4 +86,18 @@ describe("a cache with states, whose last prompt token only the decode engine ma
       async: false,
     });
   });
+});
+
+it("a registration that replaces a cancelled one does not tell P that it has ended", async () => {
+  const scheduler = await setUp();
+  const named = (requestId: string) =>
+    request(requestId, { ...coordinates, remote_request_id: requestId });
+  for (const requestId of ["first", "second"]) {
+    const { tokens } = scheduler.matchedTokens(named(requestId), 0);
+    scheduler.afterAllocation(named(requestId), [[1, 2, 3], [4]], tokens);
+  }
+  scheduler.requestFinished(named("first"), [[1, 2, 3], [4]], "aborted");
+  const { registrations } = scheduler.buildStepMetadata() as PushStepMetadata;
+  const ofFirst = registrations.filter(({ requestId }) => requestId === "first");
+  expect(ofFirst).toMatchObject([{ generation: 1, oldestOpen: 1, isAwaited: false }]);
 });

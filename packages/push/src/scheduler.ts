@@ -1,19 +1,15 @@
 import { createHmac, randomBytes } from "node:crypto";
 import {
-  addressToNotify,
   ConnectorScheduler,
   type DecodeOrders,
-  type DecodeOrdersContext,
-  type EngineAddress,
   engineKey,
   type FetchOrder,
   Generations,
-  OldestFirst,
-  promptPrefix,
   type RemoteRequest,
   readRemoteRequest,
 } from "@kv/connector/building-blocks";
 import {
+  ambient,
   type BlockIds,
   type ConnectorRequest,
   type KvCacheConfig,
@@ -21,6 +17,7 @@ import {
   type KvTransferParams,
   type SchedulerOptions,
 } from "@kv/interface";
+import { promptContent, promptDigest } from "@kv/protocol";
 import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-metadata.js";
 
 /** The scheduler side of push. */
@@ -31,9 +28,11 @@ export function createPushScheduler(options: SchedulerOptions): PushScheduler {
   return new ConnectorScheduler(options, {
     name: PUSH,
     transferMode: "push",
-    createDecodeOrders: (context) => new PushDecodeOrders(context),
+    createDecodeOrders: (given, address) => new PushDecodeOrders(given, address),
   });
 }
+
+type OwnAddress = Pick<RegistrationOrder, "host" | "port" | "registrationGeneration">;
 
 type DecodeStep = Pick<PushStepMetadata, "registrations" | "withdrawals">;
 
@@ -54,27 +53,24 @@ interface RemotePrefill {
  * which stays open until the workers report that no WRITE can arrive any more.
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
-  /** P writes into the blocks of one request. */
   readonly maxReaders = 1;
-  readonly #context: DecodeOrdersContext;
-  readonly #secrets = new RegistrationSecrets();
+  readonly #cache: KvCacheConfig;
+  readonly #address: () => OwnAddress;
+  /** Of the secrets of D's registrations. */
+  readonly #key = randomBytes(32);
+  /** Those that are open have blocks which a WRITE may still reach. */
   readonly #generations: Generations;
-  /** Generations whose blocks a WRITE may still reach. */
-  readonly #openGenerations = new OldestFirst<number, true>();
   #registrations: RegistrationOrder[] = [];
   #withdrawals: string[] = [];
 
-  constructor(context: DecodeOrdersContext) {
-    this.#context = context;
-    this.#generations = new Generations({ clock: context.clock });
+  constructor(options: SchedulerOptions, address: () => OwnAddress) {
+    this.#cache = options.cache;
+    this.#address = address;
+    this.#generations = new Generations({ clock: ambient(options).clock });
   }
 
   read(params: KvTransferParams, numPromptTokens: number): RemotePrefill {
-    return readRemotePrefill(params, this.#context.options.cache, numPromptTokens);
-  }
-
-  addressToNotify(params: KvTransferParams): RemoteRequest | undefined {
-    return addressToNotify(params, "push");
+    return readRemotePrefill(params, this.#cache, numPromptTokens);
   }
 
   fetch(requestId: string, { remote, blockIds }: RemotePrefill, order: FetchOrder): void {
@@ -101,22 +97,19 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#withdrawals.push(requestId);
   }
 
-  /** Registers no blocks, so that P frees its blocks. */
   release(request: ConnectorRequest, remote: RemoteRequest): void {
     const { requestId, numPromptTokens } = request;
+    const content = promptContent(request);
     this.#register(requestId, remote, {
       localBlockIds: [],
       localComputedBlocks: [],
       numTokens: numPromptTokens,
-      promptDigest: promptPrefix(request, numPromptTokens)?.digest,
+      promptDigest: content && promptDigest(content, numPromptTokens),
       isAwaited: false,
     });
   }
 
   ended(requestId: string): void {
-    const generation = this.#generations.byRequestId(requestId);
-    if (generation === undefined) return;
-    this.#openGenerations.delete(generation.generation);
     this.#generations.end(requestId);
   }
 
@@ -133,7 +126,6 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
 
   close(): void {
     this.#generations.clear();
-    this.#openGenerations.clear();
     this.takeStep();
   }
 
@@ -151,14 +143,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     >,
   ): void {
     const { wireId, generation } = this.#generations.begin(requestId);
-    this.#openGenerations.set(generation, true);
-    const oldestOpen = this.#openGenerations.oldest?.key ?? generation;
-    const { host, port, registrationGeneration } = this.#context.address();
-    const secret = this.#secrets.of(remote);
+    const { oldestOpen = generation } = this.#generations;
+    const { host, port, registrationGeneration } = this.#address();
     this.#registrations.push({
       requestId,
       wireId,
-      secret,
+      secret: this.#secretFor(remote),
       generation,
       oldestOpen,
       remote,
@@ -168,6 +158,18 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
       ...blocks,
     });
     if (!blocks.isAwaited) this.ended(requestId);
+  }
+
+  /**
+   * The secret for a P, in the form of a capability. A P learns only its own, so it cannot act on
+   * D's registrations at another P. All ranks of D send the same one.
+   */
+  #secretFor(producer: RemoteRequest): string {
+    return createHmac("sha256", this.#key)
+      .update(engineKey(producer))
+      .digest()
+      .subarray(0, 16)
+      .toString("base64url");
   }
 }
 
@@ -191,21 +193,4 @@ function readRemotePrefill(
     );
   }
   return { remote, numTokens, blockIds: blockIds.length === 0 ? undefined : blockIds };
-}
-
-/**
- * The secrets of D's registrations, one per P. A P learns only its own, so it cannot act on D's
- * registrations at another P. All ranks of D send the same one.
- */
-class RegistrationSecrets {
-  readonly #key = randomBytes(32);
-
-  /** The secret for a P, in the form of a capability. Throws nothing. */
-  of(producer: EngineAddress): string {
-    return createHmac("sha256", this.#key)
-      .update(engineKey(producer))
-      .digest()
-      .subarray(0, 16)
-      .toString("base64url");
-  }
 }

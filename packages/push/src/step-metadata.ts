@@ -1,9 +1,5 @@
-import {
-  type ConnectorStepMetadata,
-  connectorStepMetadata,
-  type RemoteRequest,
-} from "@kv/connector/building-blocks";
-import type { BlockIds, StepMetadata } from "@kv/interface";
+import type { ConnectorStepMetadata, RemoteRequest } from "@kv/connector/building-blocks";
+import type { BlockIds } from "@kv/interface";
 
 /**
  * The orders of the scheduler side to every worker in one step. Plain data: the workers may be
@@ -57,11 +53,3 @@ export interface RegistrationOrder {
 
 /** The connector's name in step metadata. */
 export const PUSH = "push";
-
-/**
- * Narrows the metadata of a step to push. Errors: `KV_INTERNAL` for the metadata of another
- * connector.
- */
-export function pushStepMetadata(step: StepMetadata): PushStepMetadata {
-  return connectorStepMetadata<PushStepMetadata>(step, PUSH, ["registrations", "withdrawals"]);
-}

@@ -3,7 +3,7 @@ import type { WorkerConnector, WorkerOptions } from "@kv/interface";
 import { PUSH_CONTROL, REQUEST_CONTROL } from "@kv/protocol";
 import { DecodeWorker } from "./decode-worker.js";
 import { PrefillWorker } from "./prefill-worker.js";
-import { PUSH, type PushStepMetadata, pushStepMetadata } from "./step-metadata.js";
+import { PUSH, type PushStepMetadata } from "./step-metadata.js";
 
 /**
  * Creates the worker side of push, for one rank: P's and D's half around one agent. Errors:
@@ -15,7 +15,7 @@ export function createPushWorker(options: WorkerOptions): WorkerConnector & Asyn
     transferMode: "push",
     operation: "write",
     features: [PUSH_CONTROL, REQUEST_CONTROL],
-    orders: pushStepMetadata,
+    lists: ["registrations", "withdrawals"],
     createHalves(context) {
       if (options.config.enablePermuteLocalKv) {
         const reason = "push always converts HND blocks of P for an NHD cache of D";

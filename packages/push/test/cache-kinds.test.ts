@@ -1,10 +1,10 @@
-import { blocksToFetch } from "@kv/connector/building-blocks";
 import type { BlockIds, KvCacheConfig, KvCacheKind } from "@kv/interface";
 import { exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { testContext } from "@kv/testing/worker-context";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { blocksToFetch } from "../../connector/src/scheduler/decode-requests.js";
 import { consumerEngines } from "../src/prefill/consumer-engine.js";
 import { writeBlocks } from "../src/prefill/write-blocks.js";
 import { planReceive } from "../src/receive.js";
@@ -153,7 +153,7 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
     const received = planReceive(
       { plan, features: new Set([PUSH_CONTROL]), address: address } as never,
       pending as unknown as RegistrationOrder,
-      { groups: config.groups, tpSize: 1, model: context.model },
+      { ...context, caches: { config } as never },
     );
     const moved = localBlockIds.reduce(
       (sum, ids, group) => sum + ids.length * blockBytes(groups[group] as Group),

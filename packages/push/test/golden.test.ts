@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { readTransferConfig } from "@kv/connector";
-import { type LeaseOrder, PrefillScheduler } from "@kv/connector/building-blocks";
+import type { LeaseOrder } from "@kv/connector/building-blocks";
 import { descriptorPairs, type Transfer, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import {
@@ -15,10 +15,11 @@ import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRanks } from "@kv/testing/worker-context";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { PrefillScheduler } from "../../connector/src/scheduler/prefill-scheduler.js";
 import { consumerEngines } from "../src/prefill/consumer-engine.js";
 import { writeBlocks } from "../src/prefill/write-blocks.js";
 import { createPushScheduler } from "../src/scheduler.js";
-import { pushStepMetadata } from "../src/step-metadata.js";
+import type { PushStepMetadata } from "../src/step-metadata.js";
 
 // Recordings of vLLM servers (0.32 and 0.33). Their source: packages/protocol/fixtures/README.md.
 const folder = fileURLToPath(new URL("../../protocol/fixtures/wire/", import.meta.url));
@@ -196,7 +197,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
         sideChannel: memorySideChannel({ network, host: registered.decode_host }),
       });
       await decode.setHandshakeMetadata([]);
-      const takeStep = () => pushStepMetadata(decode.buildStepMetadata());
+      const takeStep = () => decode.buildStepMetadata() as PushStepMetadata;
       const request = { requestId: req, numPromptTokens: ret[0], kvTransferParams: { ...params } };
       decode.requestQueued(request);
       expect(takeStep().heartbeats).toMatchObject([

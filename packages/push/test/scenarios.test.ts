@@ -1,10 +1,10 @@
-import { CLOSE_GRACE_MS } from "@kv/connector/building-blocks";
 import type { ConnectorModule, WorkerConnector } from "@kv/interface";
 import { neverReleasing } from "@kv/testing/faults/sabotage";
 import { createScenario as createAnyScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { CLOSE_GRACE_MS } from "../../connector/src/peers/background-work.js";
 import { pushConnector } from "../src/index.js";
 
 const createScenario = (faults: readonly FaultRule[] = []) =>

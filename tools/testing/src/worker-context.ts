@@ -1,18 +1,16 @@
 import { readTransferConfig } from "@kv/connector";
-import {
-  connectorSettings,
-  type EngineAddress,
-  NotificationSender,
-  type OpenEngine,
-  type RemoteRank,
-  SharedLocalLists,
-  SharedRemoteAgents,
-  TransferMetrics,
-  type WorkerContext,
-  WorkerOutputQueue,
-} from "@kv/connector/building-blocks";
+import type { OpenEngine, WorkerContext } from "@kv/connector/building-blocks";
 import { type Agent, type Clock, noMetrics, type PreparedList, silentLog } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "@kv/plan";
+import { connectorSettings } from "../../../packages/connector/src/config/connector-settings.js";
+import type { RemoteRank } from "../../../packages/connector/src/handshake/connector-handshake.js";
+import { NotificationSender } from "../../../packages/connector/src/peers/messages.js";
+import {
+  SharedLocalLists,
+  SharedRemoteAgents,
+} from "../../../packages/connector/src/peers/shared-agent-state.js";
+import { TransferMetrics } from "../../../packages/connector/src/peers/transfers.js";
+import { WorkerOutputQueue } from "../../../packages/connector/src/worker/connector-worker.js";
 import { engineIdentity } from "./engine-identity.js";
 import { manualClock } from "./manual-clock.js";
 
@@ -64,7 +62,7 @@ export interface TestContextOptions {
   /** The ranks of the remote engine that are asked. `testRanks` has those of one geometry. */
   remote(
     tpRanks: readonly number[],
-    address: EngineAddress,
+    address: OpenEngine["address"],
   ): readonly RemoteRank[] | Promise<readonly RemoteRank[]>;
   /** What else the remote engine answers. */
   readonly answer?: Pick<OpenEngine, "registrationGeneration" | "fingerprint">;
@@ -121,7 +119,7 @@ export function testContext(options: TestContextOptions): WorkerContext {
       tpRank: local.tpRank,
     },
     handshake: {
-      ask: async (address: EngineAddress, tpRanks: readonly number[]) => ({
+      ask: async (address: OpenEngine["address"], tpRanks: readonly number[]) => ({
         ranks: await options.remote(tpRanks, address),
         ...options.answer,
         clock: { offsetMs: 0, rttMs: 0 },

@@ -1,4 +1,4 @@
-import { importFrom } from "@kv/connector/building-blocks";
+import { importFrom } from "@kv/connector";
 import { KvError, type Log, type Platform, type Transport } from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 

@@ -17,7 +17,6 @@ export interface ConnectorSettings {
   readonly leaseMs: number;
   /** How much a heartbeat extends a lease from its arrival: two thirds of a lease. */
   readonly extensionMs: number;
-  /** Time between heartbeats: a sixth of a lease. */
   readonly heartbeatIntervalMs: number;
   /**
    * `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. Undefined
@@ -59,9 +58,7 @@ export interface ConnectorSettings {
    * back; 0: it reads all.
    */
   readonly recomputeThresholdTokens: number;
-  /** Timeout of each request on the side channel: 5 s (vLLM). */
   readonly handshakeTimeoutMs: number;
-  /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
   /**
    * `handshake_key_file`: the side channel is encrypted between those who have one of these keys,

@@ -7,54 +7,42 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import type { ClockOffset } from "./clock-offset.js";
-import type { EngineAddress } from "./engine-address.js";
+import type { EngineAddress } from "../requests/remote-request.js";
+import type { ClockOffset } from "./handshake-client.js";
 import { shakeHands } from "./handshake-client.js";
 import { announcedInBlocksOf, describeRank, remoteGeometry } from "./rank-geometry.js";
 
 /** The result of a handshake with an engine, validated. */
 export interface RemoteRanks {
-  /** The ranks that were asked, of every pipeline stage. */
   readonly ranks: readonly RemoteRank[];
-  /** The engine's clock. */
   readonly clock: ClockOffset;
   /** The engine's process; undefined for vLLM. */
   readonly incarnation: string | undefined;
   /** How often the engine has registered its KV cache; undefined for vLLM. */
   readonly registrationGeneration?: number | undefined;
-  /** As `Handshake.fingerprint`. */
   readonly fingerprint?: string | undefined;
-  /** Extension messages that the engine understands. */
   readonly features: ReadonlySet<string>;
 }
 
 /** One rank of a remote engine. */
 export interface RemoteRank {
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
-  /** The rank's caches as plans describe them. */
   readonly geometry: RankGeometry;
-  /** The transport's own encoding, for `Agent.addRemote`. */
   readonly agentMetadata: Uint8Array;
 }
 
 /** Options of `ConnectorHandshake`. */
 export interface ConnectorHandshakeOptions {
-  /** Carries the queries to other engines. */
   readonly sideChannel: SideChannel;
-  /** Timeouts and the compatibility check. */
   readonly settings: ConnectorSettings;
   /** This engine; the model's identity is part of the compatibility hash. */
   readonly engine: WorkerOptions["engine"];
-  /** The model's KV cache; part of the compatibility hash. */
   readonly cache: KvCacheConfig;
-  /** This rank's caches. */
   readonly local: RankGeometry;
   /** Part of the compatibility hash: a pull engine and a push engine are incompatible. */
   readonly transferMode: "pull" | "push";
   /** Extension messages that this side understands. @default undefined */
   readonly features?: readonly string[] | undefined;
-  /** Times how often the key file is looked at. */
   readonly clock: Clock;
   /** Gets a warning for each compatibility factor that is not compared. */
   readonly log: Log;

@@ -23,18 +23,16 @@ import {
 } from "@kv/protocol";
 import { LimitedWarnings } from "@kv/side-channel";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import { type RankKey, rankKey } from "./engine-address.js";
+import { type RankKey, rankKey } from "../requests/remote-request.js";
 
 /** Options of `EngineListener`. */
 export interface EngineListenerOptions {
   readonly sideChannel: SideChannel;
-  /** The clock that leases are stamped with. Replies carry it. */
   readonly clock: Clock;
   readonly log: Log;
   readonly config: KvTransferConfig;
   readonly engine: SchedulerOptions["engine"];
   readonly settings: Pick<ConnectorSettings, "perWorkerPorts">;
-  /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
   /**
    * Whether the blocks that D has read are still kept for its request and hold its prompt's KV;
@@ -45,9 +43,7 @@ export interface EngineListenerOptions {
 
 /** Where peers shake hands with an engine. */
 export interface ListenerAddress {
-  /** Host of the first port. */
   readonly host: string;
-  /** The first port. */
   readonly port: number;
   /**
    * How often a new or changed payload of a rank was published: `remote_registration_generation` of
@@ -69,7 +65,6 @@ export class EngineListener implements AsyncDisposable {
   readonly #warnings: LimitedWarnings;
   readonly #payloads = new Map<RankKey, ServedPayload>();
   #registrationGeneration = 0;
-  /** One listener for each port. Each serves every rank. */
   #listeners: readonly SideChannelListener[] = [];
   #closed = false;
 
@@ -103,7 +98,6 @@ export class EngineListener implements AsyncDisposable {
     };
   }
 
-  /** Number of open ports. */
   get listeners(): number {
     return this.#listeners.length;
   }
@@ -116,7 +110,6 @@ export class EngineListener implements AsyncDisposable {
     await Promise.all(listeners.map((listener) => listener.close()));
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -135,7 +128,6 @@ export class EngineListener implements AsyncDisposable {
     this.#payloads.set(key, { published, payload: { ...decoded, extension } });
   }
 
-  /** Opens all ports, or none. */
   async #listen(): Promise<SideChannelListener[]> {
     const { sideChannel, config, engine, settings } = this.#options;
     const opened: SideChannelListener[] = [];
@@ -204,9 +196,7 @@ export class EngineListener implements AsyncDisposable {
 
 /** The payload of one rank. */
 interface ServedPayload {
-  /** As the worker has encoded it. */
   readonly published: Uint8Array;
-  /** The same, with this process's incarnation. */
   readonly payload: HandshakePayload;
   /** Made at the first request, and again when the generation has changed. */
   sealed?: { readonly bytes: Uint8Array; readonly generation: number };

@@ -10,7 +10,7 @@ import {
   sealHandshake,
 } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import type { EngineAddress } from "./engine-address.js";
+import type { EngineAddress } from "../requests/remote-request.js";
 import { shakeHands } from "./handshake-client.js";
 
 const address: EngineAddress = {

@@ -13,8 +13,7 @@ import {
   type HandshakeExtension,
   type HandshakePayload,
 } from "@kv/protocol";
-import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
-import { describeEngine, type EngineAddress } from "./engine-address.js";
+import { describeEngine, type EngineAddress } from "../requests/remote-request.js";
 
 /**
  * Bytes of the answers of all ranks together: a hundred times what 256 ranks send over UCX. A
@@ -26,7 +25,6 @@ const MAX_ANSWERING_MS = 60_000;
 
 /** The metadata of a remote engine's ranks, decoded and checked. */
 export interface Handshake {
-  /** In the order in which the ranks were asked for. */
   readonly ranks: readonly HandshakeRank[];
   readonly clock: ClockOffset;
   /** The `@kv` extension; undefined for vLLM. */
@@ -40,9 +38,7 @@ export interface Handshake {
 
 /** The metadata of one rank. */
 export interface HandshakeRank {
-  /** Pipeline-parallel rank. */
   readonly ppRank: number;
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
   readonly metadata: AgentMetadata;
 }
@@ -50,16 +46,11 @@ export interface HandshakeRank {
 /** Options of `shakeHands`. */
 export interface HandshakeClientOptions {
   readonly sideChannel: SideChannel;
-  /** Timeout per rank. vLLM 0.33: 5000. */
   readonly timeoutMs: number;
-  /** This side's compatibility factors. */
   readonly compatibility: {
-    /** Their hash. */
     readonly hash: string;
     readonly factors: Readonly<Record<string, unknown>>;
-    /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
-    /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
   /**
@@ -235,4 +226,72 @@ function checkEngine(address: EngineAddress, { engineId }: AgentMetadata): void 
       details: { expected: address.engineId, found: engineId },
     },
   );
+}
+
+/**
+ * One exchange with a peer whose reply has a clock: when the request was sent, when the reply
+ * arrived, and the peer's clock in between.
+ */
+export interface ClockSample {
+  readonly sentAtMs: number;
+  readonly receivedAtMs: number;
+  /**
+   * The peer's monotonic clock in seconds (vLLM: `time.perf_counter()` of the scheduler process).
+   */
+  readonly remoteSeconds: number;
+}
+
+/**
+ * The estimated offset of a peer's clock. The peer's times are in seconds, as on the wire; local
+ * times are in milliseconds.
+ */
+export interface ClockOffset {
+  readonly offsetMs: number;
+  /**
+   * Round trip of the sample that the estimate uses. The error of the estimate is at most half of
+   * it.
+   */
+  readonly rttMs: number;
+  /**
+   * Converts a time of the peer to a local time that is never later than the true one, for
+   * deadlines.
+   */
+  earliestLocalMs(remoteSeconds: number): number;
+}
+
+/**
+ * Estimates a peer's clock from the sample with the lowest round trip, as vLLM 0.33 does, because
+ * slower samples are less exact. Errors: `KV_WIRE_MALFORMED` without a sample, for a number that is
+ * not finite, and for a reply before its request.
+ */
+export function clockOffset(samples: readonly ClockSample[]): ClockOffset {
+  let best: ClockSample | undefined;
+  for (const sample of samples) {
+    const { sentAtMs, receivedAtMs, remoteSeconds } = sample;
+    if (
+      ![sentAtMs, receivedAtMs, remoteSeconds].every(Number.isFinite) ||
+      receivedAtMs < sentAtMs
+    ) {
+      throw new KvError(
+        "KV_WIRE_MALFORMED",
+        `clock sample is not usable: sent ${sentAtMs} ms, received ${receivedAtMs} ms, remote ${remoteSeconds} s`,
+      );
+    }
+    if (best === undefined || rtt(sample) < rtt(best)) best = sample;
+  }
+  if (best === undefined)
+    throw new KvError("KV_WIRE_MALFORMED", "a handshake without a clock sample");
+  const { sentAtMs, receivedAtMs, remoteSeconds } = best;
+  const offsetMs = remoteSeconds * 1000 - (sentAtMs + receivedAtMs) / 2;
+  // The peer read its clock after the request was sent, so remote − local is at most this.
+  const greatestOffsetMs = remoteSeconds * 1000 - sentAtMs;
+  return {
+    offsetMs,
+    rttMs: rtt(best),
+    earliestLocalMs: (seconds) => seconds * 1000 - greatestOffsetMs,
+  };
+}
+
+function rtt(sample: ClockSample): number {
+  return sample.receivedAtMs - sample.sentAtMs;
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { cachesOfSegments, numberSegments } from "./segment-names.js";
+import { cachesOfSegments, numberSegments } from "./rank-geometry.js";
 
 test("numbers a cache's segments from the second one on, and maps them back to the cache's name", () => {
   const told = ["l0", "l0", "l1", "l0", "l1", "l2"];

@@ -7,7 +7,6 @@ export const METRICS = {
   postSeconds: "vllm:nixl_post_time_seconds",
   bytesTransferred: "vllm:nixl_bytes_transferred",
   descriptors: "vllm:nixl_num_descriptors",
-  /** Also counts failed handshakes and notifications, as in vLLM. */
   failedTransfers: "vllm:nixl_num_failed_transfers",
   failedNotifications: "vllm:nixl_num_failed_notifications",
   expiredRequests: "vllm:nixl_num_kv_expired_reqs",

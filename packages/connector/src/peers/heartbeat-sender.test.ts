@@ -1,7 +1,7 @@
 import { type Agent, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { TaskTracker } from "../task-tracker.js";
+import { TaskTracker } from "./background-work.js";
 import { HeartbeatSender, NotificationSender } from "./messages.js";
 import type { EngineReference, RemoteEngine } from "./remote-engine.js";
 

@@ -20,16 +20,18 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
-import { addressOf, type EngineAddress, engineKey } from "../handshake/engine-address.js";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
-  type HeartbeatChange,
+  addressOf,
+  type EngineAddress,
+  engineKey,
   type HeartbeatRequest,
   heartbeatKey,
   heartbeatRequest,
   type RemoteRequest,
-} from "../scheduler/step-types.js";
-import type { TaskTracker } from "../task-tracker.js";
+} from "../requests/remote-request.js";
+import type { HeartbeatChange } from "../requests/step-metadata.js";
+import type { TaskTracker } from "./background-work.js";
+import type { TransferMetrics } from "./transfers.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 
@@ -40,9 +42,7 @@ const HEARTBEAT_IDS = 256;
 
 /** An open engine, as heartbeats need it. */
 export interface HeartbeatTarget {
-  /** The names of its agents, by rank. */
   readonly agents: ReadonlyMap<unknown, string>;
-  /** Extension messages that it understands. */
   readonly features: ReadonlySet<string>;
 }
 
@@ -138,12 +138,10 @@ export class NotificationSender {
     while (this.#pending.size > 0) await Promise.all(this.#pending);
   }
 
-  /** Number of notifications that the transport has not accepted yet. */
   get size(): number {
     return this.#pending.size;
   }
 
-  /** Async, so that an exception of the transport becomes a rejection. */
   async #notify(agentName: string, payload: Uint8Array): Promise<void> {
     await this.#agent.notify(agentName, payload);
   }
@@ -158,16 +156,13 @@ function inChunks<T>(list: readonly T[]): (readonly T[])[] {
 
 /** Options of `HeartbeatSender`. */
 export interface HeartbeatSenderOptions {
-  /** Times the heartbeats. */
   readonly clock: Clock;
-  /** vLLM 0.33: a sixth of the lease. */
   readonly intervalMs: number;
   /** The engines that heartbeats go to. One that is not open is opened. */
   readonly engines: {
     open(address: EngineAddress): Promise<{ release(): void }>;
     peek(address: EngineAddress): HeartbeatTarget | undefined;
   };
-  /** Sends the heartbeats. */
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
@@ -180,7 +175,6 @@ export interface HeartbeatSenderOptions {
 
 /** A request whose lease is extended. */
 interface Extended extends HeartbeatRequest {
-  /** When the transport got heartbeats that name the request, ascending. */
   readonly takenAtMs: number[];
 }
 
@@ -224,22 +218,15 @@ export class HeartbeatSender {
     return engine?.requests.get(heartbeatKey(heartbeatRequest(remote)))?.takenAtMs ?? [];
   }
 
-  /** Requests whose leases are extended. */
   get size(): number {
     let size = 0;
     for (const { requests } of this.#engines.values()) size += requests.size;
     return size;
   }
 
-  /** Sends no more heartbeats. */
   close(): void {
     this.#engines.clear();
     this.#arm();
-  }
-
-  /** As `close`. */
-  [Symbol.dispose](): void {
-    this.close();
   }
 
   #changeEngine(change: HeartbeatChange): void {
@@ -343,11 +330,8 @@ export function receiveNotifications(
 /** Where a lease query goes. */
 export interface QueryLeaseOptions {
   readonly sideChannel: SideChannel;
-  /** Host of P's side channel. */
   readonly host: string;
-  /** Port of P's side channel. */
   readonly port: number;
-  /** Timeout of each of the two attempts. */
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
 }

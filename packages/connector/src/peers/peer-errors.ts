@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { describeEngine, type EngineAddress } from "../handshake/engine-address.js";
+import { describeEngine, type EngineAddress } from "../requests/remote-request.js";
 import type { EngineRequest, OpenEngine } from "./remote-engine.js";
 
 /**
@@ -17,40 +17,6 @@ const PEER_LOST: readonly string[] = [
 /** Whether a failed transfer means that the peer must be dropped and opened again. */
 export function isPeerLost(error: KvError): boolean {
   return PEER_LOST.includes(error.code);
-}
-
-/** Errors that say what is at an address. */
-const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
-  "KV_SIDE_CHANNEL_UNREACHABLE",
-  "KV_SIDE_CHANNEL_TIMEOUT",
-  "KV_WIRE_MALFORMED",
-  "KV_WIRE_LIMIT_EXCEEDED",
-];
-
-/**
- * The error that a request's client gets when the address in its parameters does not answer as a
- * worker. It is the same whether nothing listens there, another program does, or nothing answers:
- * otherwise D would be a port scanner for its clients. The log has the details. Other errors are
- * returned unchanged.
- */
-export function unreachablePeer(error: unknown): unknown {
-  if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
-    return new KvError(
-      "KV_HANDSHAKE_BACKED_OFF",
-      "the worker that kv_transfer_params name has failed before and is not tried again yet",
-      {
-        hint: "the log of the worker that answers says why; send the prompt to another prefill worker",
-      },
-    );
-  }
-  if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
-  return new KvError(
-    "KV_SIDE_CHANNEL_UNREACHABLE",
-    "the worker that kv_transfer_params name does not answer",
-    {
-      hint: "the log of the worker that answers says why; send the prompt to a prefill worker again",
-    },
-  );
 }
 
 /** The error for a request whose process is gone. */

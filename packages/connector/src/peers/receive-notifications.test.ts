@@ -1,8 +1,8 @@
 import { type Agent, silentLog, systemClock } from "@kv/interface";
 import { encodeNotification, type KvNotification } from "@kv/protocol";
 import { expect, test } from "vitest";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { receiveNotifications } from "./messages.js";
+import type { TransferMetrics } from "./transfers.js";
 
 const contextOf = (notifications: () => AsyncIterable<unknown>) => ({
   agent: { notifications } as unknown as Agent,

@@ -22,51 +22,42 @@ import {
 import type { RemoteLease } from "@kv/protocol";
 import { handshakeSourceRanks, handshakeTargetRanks } from "@kv/topology";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import type { ClockOffset } from "../handshake/clock-offset.js";
 import type { ConnectorHandshake, RemoteRanks } from "../handshake/connector-handshake.js";
-import { type EngineAddress, type RankKey, rankKey } from "../handshake/engine-address.js";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
-import type { RemoteRequest } from "../scheduler/step-types.js";
+import type { ClockOffset } from "../handshake/handshake-client.js";
+import {
+  type EngineAddress,
+  type RankKey,
+  type RemoteRequest,
+  rankKey,
+} from "../requests/remote-request.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
+import type { TransferMetrics } from "./transfers.js";
 
 /**
  * What remote engines need of their worker: one agent, its registered caches, and the engine's
  * clock, log and options.
  */
 export interface PeerContext {
-  /** The worker's clock. */
   readonly clock: Clock;
-  /** The engine's log. */
   readonly log: Log;
-  /** Counters under vLLM's names. */
   readonly metrics: TransferMetrics;
   /** Records the worker's spans; undefined where none are wanted. */
   readonly tracer?: Tracer | undefined;
-  /** The options that the engine created the worker with. */
   readonly options: WorkerOptions;
-  /** The settings of the transfer config. */
   readonly settings: ConnectorSettings;
-  /** Carries handshakes and lease queries. */
   readonly sideChannel: SideChannel;
-  /** The transport's agent of this rank. */
   readonly agent: Agent;
-  /** The registered KV caches: those of the groups that peers exchange. */
   readonly caches: KvCaches;
-  /** The same caches in the form that plans use. */
   readonly local: RankGeometry;
   /** The model's KV cache groups in the form that plans use. */
   readonly model: ModelGeometry;
-  /** Both ends of this rank's handshakes. */
   readonly handshake: ConnectorHandshake;
-  /** Prepared lists of local memory. */
   readonly localLists: SharedLocalLists;
-  /** The remote agents that the agent knows. */
   readonly remoteAgents: SharedRemoteAgents;
 }
 
 /** An engine after a handshake. */
 export interface OpenEngine {
-  /** The address that the engine was opened for. */
   readonly address: EngineAddress;
   /**
    * How often the engine has registered its KV cache; undefined for vLLM, which says so only in
@@ -78,13 +69,11 @@ export interface OpenEngine {
    * every handshake differs.
    */
   readonly fingerprint?: string | undefined;
-  /** The remote clock's offset, estimated from the handshake. */
   readonly clock: ClockOffset;
   /**
    * The remote process; undefined for vLLM. A process with an incarnation answers lease queries.
    */
   readonly incarnation: string | undefined;
-  /** Extension messages that the remote engine understands. */
   readonly features: ReadonlySet<string>;
   /** Agent names of the ranks that were asked, of every pipeline stage. */
   readonly agents: ReadonlyMap<RankKey, string>;
@@ -92,7 +81,6 @@ export interface OpenEngine {
 
 /** A P, as a rank of D sees it: the plan, and the prepared lists of both sides. */
 export interface RemoteEngine extends OpenEngine {
-  /** Built once per handshake. */
   readonly plan: EngineTransferPlan;
   /**
    * Set when the remote engine groups the layers differently. Requests are then planned in joint
@@ -114,31 +102,22 @@ export interface RemoteEngineSource {
 
 /** The local and the remote list of a transfer. */
 export interface ListPair {
-  /** This rank's memory. */
   readonly local: PreparedList;
-  /** The remote rank's memory. */
   readonly remote: PreparedList;
 }
 
 /** A pair of lists before it is prepared. */
 export interface ListTables {
-  /** The remote rank. */
   readonly rank: RankKey;
-  /** This rank's memory. */
   readonly local: DescriptorTable;
-  /** The remote rank's memory. */
   readonly remote: DescriptorTable;
-  /** Engines with the same key share the local list. */
   readonly localKey: string;
 }
 
 /** What is transferred with an engine that has answered a handshake. */
 export interface EnginePlan<Engine extends OpenEngine> {
-  /** The lists that this rank transfers with. */
   readonly tables: readonly ListTables[];
-  /** What the log says of the engine. */
   readonly log: LogFields;
-  /** The engine, once its agents are added and its lists prepared. */
   engine(open: OpenEngine, pairs: ReadonlyMap<ListTables, ListPair>): Engine;
 }
 
@@ -151,16 +130,13 @@ export interface EngineRequest extends Omit<RemoteRequest, "lease"> {
 /**
  * A counted reference to an open engine. The engine stays open until every reference was released.
  */
-export interface EngineReference<Engine extends OpenEngine> {
-  /** The open engine. */
+export interface EngineReference<Engine> {
   readonly engine: Engine;
-  /** Ends the reference. Safe to call twice. */
   release(): void;
 }
 
 /** How a worker uses remote engines. */
 export interface RemoteEnginesOptions<Engine extends OpenEngine> {
-  /** vLLM's name of a failed handshake, for the log. */
   readonly failureType: string;
   /** What the remote engines do with the requests. A P of `@kv` answers lease queries. */
   readonly role: "prefill" | "decode";

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRank } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import type { EngineAddress } from "../handshake/engine-address.js";
+import type { EngineAddress } from "../requests/remote-request.js";
 import { type OpenEngine, planPrefillEngine } from "./remote-engine.js";
 import { RemoteEngines } from "./remote-engines.js";
 

@@ -1,12 +1,14 @@
-import { KvError, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Timer } from "@kv/interface";
 import type { LeaseReply } from "@kv/protocol";
-import { describeEngine, type EngineAddress, engineKey } from "../handshake/engine-address.js";
-import type { RemoteRequest } from "../scheduler/step-types.js";
-import { whileNotAborted } from "../task-tracker.js";
-import { endWith } from "../tracing/spans.js";
+import {
+  describeEngine,
+  type EngineAddress,
+  engineKey,
+  type RemoteRequest,
+} from "../requests/remote-request.js";
+import { traced } from "./background-work.js";
 import { queryLease } from "./messages.js";
-import { PeerBackoff } from "./peer-backoff.js";
-import { staleProcess, unknownRegistration } from "./peer-errors.js";
+import { isPeerLost, staleProcess, unknownRegistration } from "./peer-errors.js";
 import {
   type EngineReference,
   type EngineRequest,
@@ -42,11 +44,8 @@ interface Entry<Engine extends OpenEngine> {
   opened: OpenedEngine<Engine> | undefined;
   references: number;
   lastUsedMs: number;
-  /** Runs while an open engine has no reference. */
   ttlTimer?: Timer | undefined;
-  /** The handshake that runs beside this entry. */
   renewal?: Promise<void> | undefined;
-  /** When the next handshake beside this entry may start. */
   renewableAtMs: number;
   /**
    * Registration generations that requests named and that a handshake has confirmed, for engines
@@ -82,7 +81,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   constructor(context: PeerContext, options: RemoteEnginesOptions<Engine>) {
     this.#context = context;
     this.#options = options;
-    this.#backoff = new PeerBackoff({ clock: context.clock });
+    this.#backoff = new PeerBackoff(context.clock);
   }
 
   /**
@@ -148,6 +147,11 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     if (entry?.opened?.engine === engine) this.#drop(entry, reason);
   }
 
+  /** As `drop`, where the error of a transfer means that the engine is gone. */
+  dropIfLost(engine: Engine, error: KvError): void {
+    if (isPeerLost(error)) this.drop(engine, error.message);
+  }
+
   /**
    * Asks the process at the request's address whether it holds the request's blocks. Errors: as the
    * function `queryLease`.
@@ -156,10 +160,11 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     const { engineId, requestId, host, port, lease, blocks, prompt, traceparent } = request;
     const { sideChannel, settings, tracer } = this.#context;
     const { generation, capability } = lease ?? {};
-    const span = tracer?.start("kv.lease_query", { parent: traceparent, kind: "client" });
     const query = { engineId, requestId, generation, capability, blocks, prompt };
     const timeoutMs = settings.handshakeTimeoutMs;
-    return endWith(span, queryLease(query, { sideChannel, host, port, timeoutMs, signal }));
+    return traced(tracer, "kv.lease_query", { parent: traceparent, kind: "client" }, () =>
+      queryLease(query, { sideChannel, host, port, timeoutMs, signal }),
+    );
   }
 
   /**
@@ -221,8 +226,9 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       "server.address": host,
       "server.port": port,
     };
-    const span = tracer.start("kv.handshake", { parent, kind: "client", attributes });
-    return endWith(span, this.open(request, signal));
+    return traced(tracer, "kv.handshake", { parent, kind: "client", attributes }, () =>
+      this.open(request, signal),
+    );
   }
 
   async #open(address: NamedEngine): Promise<EngineReference<Engine>> {
@@ -266,7 +272,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return openEngine(this.#context, address, this.#options);
   }
 
-  /** Counts and logs a failed handshake. */
   #failed({ engineId, host, port }: EngineAddress, error: unknown): void {
     this.#context.metrics.handshakeFailed();
     this.#context.log.warn(this.#options.failureType, {
@@ -368,7 +373,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     }
   }
 
-  /** Records that an entry's engine is open. */
   #keep(entry: Entry<Engine>, opened: OpenedEngine<Engine>): void {
     entry.opened = opened;
     entry.lastUsedMs = this.#context.clock.now();
@@ -424,7 +428,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     void opened.close().then(closed);
   }
 
-  /** Drops an entry that stays unreferenced and unused for `engine_ttl`. */
   #startTtl(entry: Entry<Engine>): void {
     const { clock, settings } = this.#context;
     const { engineTtlMs } = settings;
@@ -472,4 +475,98 @@ function confirm(
   confirmed.add(generation);
   const [oldest] = confirmed;
   if (confirmed.size > MAX_CONFIRMED && oldest !== undefined) confirmed.delete(oldest);
+}
+
+/**
+ * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given
+ * to `unwanted`. Errors: those of `work`; the signal's reason.
+ */
+function whileNotAborted<T>(
+  work: Promise<T>,
+  signal: AbortSignal | undefined,
+  unwanted?: (result: T) => void,
+): Promise<T> {
+  if (signal === undefined) return work;
+  return new Promise((resolve, reject) => {
+    const onAbort = () => reject(signal.reason as Error);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort);
+    work.then(
+      (result) => {
+        signal.removeEventListener("abort", onAbort);
+        if (signal.aborted) unwanted?.(result);
+        else resolve(result);
+      },
+      (error: unknown) => {
+        signal.removeEventListener("abort", onAbort);
+        reject(error as Error);
+      },
+    );
+  });
+}
+
+/**
+ * Addresses that are remembered at most: requests name addresses, so their number is not bounded by
+ * the peers that exist.
+ */
+const MAX_FAILURES = 4096;
+const MAX_BACKOFF_MS = 60_000;
+
+interface Failure {
+  readonly delayMs: number;
+  readonly untilMs: number;
+  readonly error: KvError;
+  /** The process that the request named; undefined where it named none. */
+  readonly incarnation: string | undefined;
+}
+
+/**
+ * Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up
+ * to 60 s (vLLM 0.33). A request that names another process than the one that was not reached is
+ * tried at once: it says that the peer was started again.
+ */
+class PeerBackoff {
+  readonly #clock: Clock;
+  readonly #failures = new Map<string, Failure>();
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+  }
+
+  /**
+   * Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay
+   * runs.
+   */
+  check(address: EngineAddress, incarnation?: string): void {
+    const failure = this.#failures.get(engineKey(address));
+    if (failure === undefined) return;
+    if (incarnation !== undefined && incarnation !== failure.incarnation) return;
+    const leftMs = failure.untilMs - this.#clock.now();
+    if (leftMs <= 0) return;
+    const peer = describeEngine(address);
+    throw new KvError(
+      "KV_HANDSHAKE_BACKED_OFF",
+      `${peer} is not tried again for ${Math.ceil(leftMs)} ms, after: ${failure.error.message}`,
+      { cause: failure.error, details: { peer, leftMs, delayMs: failure.delayMs } },
+    );
+  }
+
+  failed(address: EngineAddress, error: KvError, incarnation?: string): void {
+    const nowMs = this.#clock.now();
+    // A peer that was not requested for the longest delay starts at the first delay again. This
+    // limits the table without a timer.
+    for (const [key, { untilMs }] of this.#failures)
+      if (nowMs - untilMs > MAX_BACKOFF_MS) this.#failures.delete(key);
+    const key = engineKey(address);
+    const before = this.#failures.get(key);
+    const delayMs = before === undefined ? 1000 : Math.min(before.delayMs * 2, MAX_BACKOFF_MS);
+    this.#failures.delete(key);
+    this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error, incarnation });
+    const [oldest] = this.#failures.keys();
+    if (this.#failures.size > MAX_FAILURES && oldest !== undefined) this.#failures.delete(oldest);
+  }
+
+  succeeded(address: EngineAddress): void {
+    this.#failures.delete(engineKey(address));
+  }
 }

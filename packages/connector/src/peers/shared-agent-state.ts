@@ -42,7 +42,6 @@ export class SharedLocalLists {
     await (await entry.list).close();
   }
 
-  /** Number of lists in use. */
   get size(): number {
     return this.#lists.size;
   }
@@ -93,7 +92,6 @@ export class SharedRemoteAgents {
     await this.#agent.removeRemote(name);
   }
 
-  /** Number of agents in use. */
   get size(): number {
     return this.#entries.size;
   }

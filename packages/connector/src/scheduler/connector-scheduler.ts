@@ -19,24 +19,11 @@ import {
 } from "@kv/interface";
 import { namesReadback, readFirstToken, readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
+import { prefillBackoff, ShortenedPrompts } from "../config/prefill-backoff.js";
+import { type TransferGroups, transferGroups } from "../config/transfer-groups.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
-import { prefillBackoff, ShortenedPrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
-import { type TransferGroups, transferGroups } from "./transfer-groups.js";
-
-/** What a connector's `DecodeOrders` are created with. */
-export interface DecodeOrdersContext {
-  /** The scheduler's clock. */
-  readonly clock: Clock;
-  /** The options that the engine created the scheduler side with. */
-  readonly options: SchedulerOptions;
-  /**
-   * Where peers shake hands with this engine; known once the side channel is open. Errors:
-   * `KV_INTERNAL` before.
-   */
-  address(): ListenerAddress;
-}
 
 /**
  * How long D refuses a reference that it has released. A vLLM 0.33 P does not say when its lease
@@ -47,12 +34,16 @@ const REMEMBER_MS = 600_000;
 
 /** A connector, as `ConnectorScheduler` needs it. */
 export interface ConnectorSchedulerOptions<Source extends PromptSource> {
-  /** The name in step metadata. */
   readonly name: string;
-  /** The mode of the requests that this connector serves. */
   readonly transferMode: TransferMode;
-  /** Creates D's half. */
-  createDecodeOrders(context: DecodeOrdersContext): DecodeOrders<Source, object>;
+  /**
+   * Creates D's half. `address`: where peers shake hands with this engine, once the side channel is
+   * open; `KV_INTERNAL` before.
+   */
+  createDecodeOrders(
+    options: SchedulerOptions,
+    address: () => ListenerAddress,
+  ): DecodeOrders<Source, object>;
 }
 
 /**
@@ -121,11 +112,12 @@ export class ConnectorScheduler<Source extends PromptSource>
       holds: (query) => this.#prefill.holds(query),
     });
     const address = () => this.#requireAddress();
-    this.#orders = connector.createDecodeOrders({ clock, options, address });
+    this.#orders = connector.createDecodeOrders(options, address);
     this.#decode = new DecodeRequests({
       clock,
       config: cache,
       dcpSize,
+      mode: connector.transferMode,
       orders: this.#orders,
       rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
       backoff,
@@ -298,12 +290,10 @@ export class ConnectorScheduler<Source extends PromptSource>
     await this.#listener.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  /** Whether D may emit P's first token. */
   #seeds(request: ConnectorRequest): boolean {
     return this.#seedsFirstToken && asks(request, "do_remote_prefill");
   }

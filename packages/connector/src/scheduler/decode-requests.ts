@@ -15,14 +15,24 @@ import {
   promptContent,
   promptDigest,
   readbackParams,
+  type TransferMode,
 } from "@kv/protocol";
-import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
-import { HeartbeatSet, type RemoteReference, RemoteReferences } from "./remote-requests.js";
-import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
+import { type PrefillBackoff, requireLastTokensLeft } from "../config/prefill-backoff.js";
+import { type RemoteReference, RemoteReferences } from "../requests/references.js";
+import {
+  addressOf,
+  addressToNotify,
+  type EngineAddress,
+  engineKey,
+  type HeartbeatRequest,
+  heartbeatKey,
+  heartbeatRequest,
+  type RemoteRequest,
+} from "../requests/remote-request.js";
+import type { HeartbeatChange } from "../requests/step-metadata.js";
 
 /** The P of a request, and how much of the prompt it has. */
 export interface PromptSource {
-  /** The request at P. */
   readonly remote: RemoteRequest;
   /**
    * Prompt tokens whose KV P has or will have; undefined when the parameters do not have the
@@ -35,7 +45,6 @@ export interface PromptSource {
 export interface BlocksToFetch {
   /** Per KV cache group, without the blocks of the local prefix hit. */
   readonly localBlockIds: BlockIds;
-  /** Number of blocks that were left out, per group. */
   readonly localComputedBlocks: readonly number[];
 }
 
@@ -51,20 +60,13 @@ export interface FetchOrder extends BlocksToFetch {
 
 /** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
-  /** Requests that may fetch the same blocks of P. */
   readonly maxReaders: number;
   /**
    * Reads the parameters of a request with a prompt of `numPromptTokens`. Errors:
    * `KV_REQUEST_INVALID`.
    */
   read(params: KvTransferParams, numPromptTokens: number): Source;
-  /**
-   * The P to notify that the request's blocks will not be used, when `read` refused the parameters.
-   */
-  addressToNotify(params: KvTransferParams): Source["remote"] | undefined;
-  /** Orders the workers to fetch a request's KV. */
   fetch(requestId: string, source: Source, order: FetchOrder): void;
-  /** Cancels a `fetch`. Returns false when the workers already have it. */
   cancelFetch(requestId: string): boolean;
   /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
@@ -72,19 +74,15 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
    * Orders the workers to notify P that it may free the request's blocks, none of which were
    * fetched.
    */
-  release(request: ConnectorRequest, remote: Source["remote"]): void;
+  release(request: ConnectorRequest, remote: RemoteRequest): void;
   /**
    * Called when the last request that fetched P's blocks is done with them. Push's P knows it from
    * its WRITEs.
    */
-  fetched?(remote: Source["remote"]): void;
-  /** Called when nothing touches the request's blocks any more. */
+  fetched?(remote: RemoteRequest): void;
   ended?(requestId: string): void;
-  /** The orders since the last call, for the step metadata. */
   takeStep(): Step;
-  /** Whether `takeStep` has orders. */
   readonly hasOrders: boolean;
-  /** Forgets all orders. */
   close?(): void;
 }
 
@@ -99,7 +97,6 @@ type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 interface RequestState<Source> {
   phase: Phase;
   readonly source: Source | undefined;
-  /** To the blocks of `source`. */
   readonly reference: RemoteReference | undefined;
   readonly refusal: KvError | undefined;
   readonly seenAtMs: number;
@@ -120,6 +117,7 @@ export class DecodeRequests<Source extends PromptSource> {
   readonly #clock: Clock;
   readonly #config: KvCacheConfig;
   readonly #dcpSize: number;
+  readonly #mode: TransferMode;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #states = new Map<string, RequestState<Source>>();
   readonly #heartbeats = new HeartbeatSet();
@@ -136,6 +134,7 @@ export class DecodeRequests<Source extends PromptSource> {
     readonly clock: Clock;
     readonly config: KvCacheConfig;
     readonly dcpSize: number;
+    readonly mode: TransferMode;
     readonly orders: DecodeOrders<Source, object>;
     readonly rememberMs: number;
     readonly backoff?: PrefillBackoff | undefined;
@@ -145,6 +144,7 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#clock = clock;
     this.#config = options.config;
     this.#dcpSize = options.dcpSize;
+    this.#mode = options.mode;
     this.#backoff = options.backoff;
     this.#recomputeThresholdTokens = options.recomputeThresholdTokens ?? 0;
     this.#orders = orders;
@@ -295,22 +295,18 @@ export class DecodeRequests<Source extends PromptSource> {
     return this.#heartbeats.take();
   }
 
-  /** Whether `takeHeartbeats` has changes. */
   get hasHeartbeats(): boolean {
     return this.#heartbeats.hasChanged;
   }
 
-  /** Requests that the engine has not ended. */
   get size(): number {
     return this.#states.size;
   }
 
-  /** Requests whose leases are extended. */
   get heartbeats(): number {
     return this.#heartbeats.size;
   }
 
-  /** Forgets all requests. */
   close(): void {
     this.#states.clear();
     this.#heartbeats.clear();
@@ -340,7 +336,7 @@ export class DecodeRequests<Source extends PromptSource> {
         source = { ...source, remote: { ...source.remote, traceparent } };
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
-      this.#releaseRefused(request, this.#orders.addressToNotify(params));
+      this.#releaseRefused(request, addressToNotify(params, this.#mode));
     }
     let reference: RemoteReference | undefined;
     try {
@@ -370,7 +366,7 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /** The request at P that no reader is left of; undefined while others read it. */
-  #removeReader({ source, reference }: RequestState<Source>): Source["remote"] | undefined {
+  #removeReader({ source, reference }: RequestState<Source>): RemoteRequest | undefined {
     const isLast = reference !== undefined && this.#references.remove(reference);
     return isLast ? source?.remote : undefined;
   }
@@ -379,7 +375,7 @@ export class DecodeRequests<Source extends PromptSource> {
    * Releases the blocks of refused parameters, unless another request reads them, or they were
    * released before.
    */
-  #releaseRefused(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
+  #releaseRefused(request: ConnectorRequest, remote: RemoteRequest | undefined): void {
     if (remote === undefined) return;
     let reference: RemoteReference;
     try {
@@ -411,10 +407,7 @@ export class DecodeRequests<Source extends PromptSource> {
  * The first `numTokens` of a request's prompt, for P to compare. Errors: `KV_REQUEST_INVALID` for a
  * malformed token id.
  */
-export function promptPrefix(
-  request: ConnectorRequest,
-  numTokens: number,
-): PromptPrefix | undefined {
+function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefix | undefined {
   const content = promptContent(request);
   const digest = content === undefined ? undefined : promptDigest(content, numTokens);
   return digest === undefined ? undefined : { numTokens, digest };
@@ -442,4 +435,90 @@ export function blocksToFetch(
     localBlockIds: exchangedBlocks(blockIds, config, { numTokens, dcpSize, computedBlocks }),
     localComputedBlocks: computedBlocks,
   };
+}
+
+/** A request of an engine in the set. */
+interface Listed {
+  readonly engine: ListedEngine;
+  readonly request: HeartbeatRequest;
+  /** How many of D's requests name it: a client may send one answer of P twice. */
+  count: number;
+  isSent: boolean;
+}
+
+/**
+ * The address names no registration of the engine's cache: heartbeats need no memory of the engine,
+ * and one request must not decide for the others.
+ */
+interface ListedEngine {
+  readonly address: EngineAddress;
+  readonly requests: Map<string, Listed>;
+}
+
+/** The requests whose leases D extends. The workers get what has changed since the last step. */
+export class HeartbeatSet {
+  readonly #engines = new Map<string, ListedEngine>();
+  readonly #touched = new Set<Listed>();
+  #size = 0;
+
+  add(remote: RemoteRequest): void {
+    const key = engineKey(remote);
+    let engine = this.#engines.get(key);
+    if (engine === undefined) {
+      engine = { address: addressOf(remote), requests: new Map() };
+      this.#engines.set(key, engine);
+    }
+    const request = heartbeatRequest(remote);
+    const name = heartbeatKey(request);
+    let extended = engine.requests.get(name);
+    if (extended === undefined) {
+      extended = { engine, request, count: 0, isSent: false };
+      engine.requests.set(name, extended);
+    }
+    extended.count += 1;
+    this.#size += 1;
+    this.#touched.add(extended);
+  }
+
+  remove(remote: RemoteRequest): void {
+    const engine = this.#engines.get(engineKey(remote));
+    const extended = engine?.requests.get(heartbeatKey(heartbeatRequest(remote)));
+    if (extended === undefined || extended.count === 0) return;
+    extended.count -= 1;
+    this.#size -= 1;
+    this.#touched.add(extended);
+  }
+
+  get hasChanged(): boolean {
+    for (const { count, isSent } of this.#touched) if (count > 0 !== isSent) return true;
+    return false;
+  }
+
+  take(): HeartbeatChange[] {
+    const changes = new Map<ListedEngine, { begin: HeartbeatRequest[]; end: HeartbeatRequest[] }>();
+    for (const extended of this.#touched) {
+      const { engine, request, count, isSent } = extended;
+      if (count > 0 !== isSent) {
+        const change = changes.get(engine) ?? { begin: [], end: [] };
+        changes.set(engine, change);
+        change[isSent ? "end" : "begin"].push(request);
+        extended.isSent = !isSent;
+      }
+      if (count > 0) continue;
+      engine.requests.delete(heartbeatKey(request));
+      if (engine.requests.size === 0) this.#engines.delete(engineKey(engine.address));
+    }
+    this.#touched.clear();
+    return [...changes].map(([{ address }, change]) => ({ ...address, ...change }));
+  }
+
+  get size(): number {
+    return this.#size;
+  }
+
+  clear(): void {
+    this.#engines.clear();
+    this.#touched.clear();
+    this.#size = 0;
+  }
 }

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { HeartbeatSet } from "./remote-requests.js";
-import type { RemoteRequest } from "./step-types.js";
+import type { RemoteRequest } from "../requests/remote-request.js";
+import { HeartbeatSet } from "./decode-requests.js";
 
 const remote = (requestId: string, given: Partial<RemoteRequest> = {}): RemoteRequest => ({
   engineId: "p",

@@ -1,9 +1,8 @@
-import type { KvTransferParams } from "@kv/interface";
-import { blocksDigest, parseTransferParams } from "@kv/protocol";
+import type { ConnectorRequest, KvTransferParams } from "@kv/interface";
+import { blocksDigest, parseTransferParams, promptContent, promptDigest } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
-import { promptPrefix } from "./decode-requests.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
@@ -30,6 +29,11 @@ const request = (requestId: string, numPromptTokens = 100) => ({
   promptTokenIds: Array.from({ length: numPromptTokens }, (_, token) => token),
   kvTransferParams: { do_remote_decode: true },
 });
+const promptPrefix = (given: ConnectorRequest, numTokens: number) => {
+  const content = promptContent(given);
+  const digest = content && promptDigest(content, numTokens);
+  return digest === undefined ? undefined : { numTokens, digest };
+};
 /** The first tokens of that prompt. */
 const promptOf = (numTokens: number) => promptPrefix(request("any"), numTokens);
 const queryOf = (params: KvTransferParams | undefined) => {

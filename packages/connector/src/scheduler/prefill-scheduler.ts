@@ -24,21 +24,16 @@ import {
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ListenerAddress } from "../handshake/engine-listener.js";
-import { traceMember } from "../tracing/spans.js";
-import { type Generation, Generations } from "./generations.js";
-import type { LeaseOrder, SendableRequest } from "./step-types.js";
+import { type Generation, Generations } from "../requests/references.js";
+import { traceMember } from "../requests/remote-request.js";
+import type {
+  ConnectorStepMetadata,
+  LeaseOrder,
+  SendableRequest,
+} from "../requests/step-metadata.js";
 
 /** The orders of P's half to the workers in one step. */
-export interface PrefillStep {
-  /** As `ConnectorStepMetadata.inBatch`. */
-  readonly inBatch: readonly SendableRequest[];
-  /** As `ConnectorStepMetadata.notSent`. */
-  readonly notSent: readonly string[];
-  /** As `ConnectorStepMetadata.leases`. */
-  readonly leases: readonly LeaseOrder[];
-  /** As `ConnectorStepMetadata.lost`. @default none */
-  readonly lost?: readonly string[] | undefined;
-}
+export type PrefillStep = Pick<ConnectorStepMetadata, "inBatch" | "notSent" | "leases" | "lost">;
 
 /** Options of `PrefillScheduler`: those of this engine and of its settings, and these. */
 export interface PrefillSchedulerOptions
@@ -50,11 +45,8 @@ export interface PrefillSchedulerOptions
    * vLLM 0.33).
    */
   readonly transferMode: TransferMode;
-  /** Stamps the leases. */
   readonly clock: Clock;
-  /** The KV cache groups. They determine which blocks a D gets. */
   readonly config: KvCacheConfig;
-  /** This engine's decode-context-parallel size. */
   readonly dcpSize: number;
   /**
    * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at
@@ -88,7 +80,6 @@ interface Offer {
   readonly promptBlockIds: BlockIds;
   /** Tokens from the start of the sequence whose KV the blocks hold. */
   readonly numTokens: number;
-  /** The end of their lease, as the peer is told. */
   readonly announcedMs: number;
   readonly isDecode: boolean;
 }
@@ -101,7 +92,6 @@ interface Offer {
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
   readonly #generations: Generations;
-  /** Requests whose blocks are kept. */
   readonly #kept = new Map<string, KeptRequest>();
   #inBatch: SendableRequest[] = [];
   #notSent: string[] = [];
@@ -183,7 +173,6 @@ export class PrefillScheduler {
     for (const requestId of this.#kept.keys()) this.#kept.set(requestId, {});
   }
 
-  /** Called when the workers no longer need the request's blocks. */
   sent(requestId: string): void {
     this.#kept.delete(requestId);
     this.#generations.end(requestId);
@@ -212,7 +201,6 @@ export class PrefillScheduler {
     return kept.isUnverified === true ? { held: true } : { held: true, prompt: "same" };
   }
 
-  /** The orders since the last call. */
   takeStep(): PrefillStep {
     const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
     const lost = this.#lost;
@@ -223,24 +211,20 @@ export class PrefillScheduler {
     return lost.length === 0 ? step : { ...step, lost };
   }
 
-  /** Whether `takeStep` has orders. */
   get hasStep(): boolean {
     return (
       this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0
     );
   }
 
-  /** Requests that were admitted and whose blocks are not kept yet. */
   get running(): number {
     return this.#generations.size - this.#kept.size;
   }
 
-  /** Requests whose blocks are kept. */
   get leases(): number {
     return this.#kept.size;
   }
 
-  /** Forgets all requests. */
   close(): void {
     this.#generations.clear();
     this.#kept.clear();

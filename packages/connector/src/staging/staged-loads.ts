@@ -22,7 +22,6 @@ export interface Loads {
    */
   landed(output: WorkerOutput): void;
   take(): WorkerOutput;
-  /** Number of entries that `take` would return. */
   readonly reportable: number;
   outstanding(): { readonly loads: number; readonly loading: number };
   settled(): Promise<void>;
@@ -34,7 +33,6 @@ export interface LoadsOptions {
   readonly tracer: Tracer | undefined;
   readonly onCopied?: (copied: StagingCopied) => void;
   staging(): Staging;
-  /** True while `take` would return something. */
   loaded(): void;
 }
 

@@ -10,7 +10,7 @@ import {
 } from "@kv/interface";
 import { cacheKind, groupBlockTokens } from "@kv/plan";
 import { peerTraceparent } from "@kv/protocol";
-import { traceMember } from "../tracing/spans.js";
+import { traceMember } from "../requests/remote-request.js";
 import { createStagingPool } from "./staging-pool.js";
 import type { StagedRequest, StagingOrders } from "./staging-step.js";
 

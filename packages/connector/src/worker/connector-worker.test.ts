@@ -52,7 +52,7 @@ async function opened(extra: Readonly<Record<string, unknown>>) {
       transferMode: "pull",
       operation: "read",
       features: ["a", "b"],
-      orders: (step) => step,
+      lists: [],
       createHalves(context) {
         contexts.push(context);
         const half = { step() {}, outstanding: () => ({}) };
@@ -119,7 +119,7 @@ test.each([
         name: "stub",
         transferMode: "pull",
         operation,
-        orders: (step) => step,
+        lists: [],
         createHalves: () => expect.fail("not opened"),
       },
     );

@@ -17,15 +17,15 @@ import {
   connectorSettings,
   encryptedSideChannel,
 } from "../config/connector-settings.js";
+import { transferredCaches } from "../config/transfer-groups.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
-import { TransferMetrics } from "../metrics/transfer-metrics.js";
+import { idleWithinGrace, TaskTracker } from "../peers/background-work.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
 import type { PeerContext } from "../peers/remote-engine.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
-import { transferredCaches } from "../scheduler/transfer-groups.js";
-import { idleWithinGrace, TaskTracker } from "../task-tracker.js";
-import { checkWorkerOptions } from "./check-worker-options.js";
+import { TransferMetrics } from "../peers/transfers.js";
+import type { ConnectorStepMetadata } from "../requests/step-metadata.js";
 import type { ReceiveError, ReceiveFailedOptions } from "./receive-error.js";
 
 /** What both halves of a connector's worker share. */
@@ -34,26 +34,20 @@ export interface WorkerContext extends PeerContext {
    * Whether the engine's cache has one KV cache group, so that a block id alone identifies a block.
    */
   readonly hasSingleGroup: boolean;
-  /** What the worker reports to the engine. */
   readonly output: WorkerOutputQueue;
-  /** Sends notifications in the background. */
   readonly notifications: NotificationSender;
 }
 
 /** P's or D's half of a connector's worker, between `registerKvCaches` and `close`. */
 export interface WorkerHalf<Orders> {
-  /** Takes the orders of a step. Never waits for a peer. */
   step(orders: Orders): void;
   /**
    * Takes a notification of the agent `from`. Returns false for one that is not for this half.
    * Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
    */
   notified?(notification: KvNotification, from: string): boolean;
-  /** As `WorkerConnector.layerComputed`. */
   layerComputed?(layer: ComputedLayer): void;
-  /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
-  /** The remote engines that this half uses. The worker closes them. */
   readonly engines?: {
     outstanding(): { readonly opening: number; readonly closing: number };
     close(): Promise<void>;
@@ -64,22 +58,18 @@ export interface WorkerHalf<Orders> {
    * sent.
    */
   close?(reason?: KvError): Promise<void>;
-  /** Called after the remote engines were closed. */
   closeLast?(reason?: KvError): void;
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
-export interface ConnectorWorkerOptions<Orders> {
-  /** The connector's name in errors. */
+export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
   readonly name: string;
-  /** Part of the compatibility hash. */
   readonly transferMode: "pull" | "push";
   /** The transfer operation that this connector uses. The transport must support it. */
   readonly operation: "read" | "write";
   /** Extension messages that this worker understands, sent in the handshake. @default undefined */
   readonly features?: readonly string[] | undefined;
-  /** Narrows the metadata of a step. Errors: `KV_INTERNAL` for another connector's. */
-  orders(step: StepMetadata): Orders;
+  readonly lists: readonly (keyof Orders & string)[];
   /** Creates both halves, once the agent exists and the caches are registered. */
   createHalves(context: WorkerContext): {
     readonly prefill: WorkerHalf<Orders>;
@@ -93,11 +83,11 @@ export interface ConnectorWorkerOptions<Orders> {
  * the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
  * `KV_CONFIG_INVALID`.
  */
-export function createConnectorWorker<Orders>(
+export function createConnectorWorker<Orders extends ConnectorStepMetadata>(
   options: WorkerOptions,
   connector: ConnectorWorkerOptions<Orders>,
 ): WorkerConnector & AsyncDisposable {
-  checkWorkerOptions(options, connector);
+  requireSupported(options, connector);
   return new ConnectorWorker(options, connector);
 }
 
@@ -108,7 +98,9 @@ interface OpenWorker<Orders> {
   readonly registrations: readonly Registration[];
 }
 
-class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
+class ConnectorWorker<Orders extends ConnectorStepMetadata>
+  implements WorkerConnector, AsyncDisposable
+{
   readonly name: string;
   readonly #options: WorkerOptions;
   readonly #connector: ConnectorWorkerOptions<Orders>;
@@ -159,7 +151,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
 
   startLoad(step: StepMetadata): void {
     const { prefill, decode } = this.#assertOpen();
-    const orders = this.#connector.orders(step);
+    const orders = this.#orders(step);
     prefill.step(orders);
     decode.step(orders);
   }
@@ -204,6 +196,29 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /**
+   * Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
+   */
+  #orders(step: StepMetadata): Orders {
+    const { name, lists } = this.#connector;
+    const { schedulerClockMs, incarnation } = step;
+    const areLists = ["inBatch", "notSent", "leases", "heartbeats", ...lists].every((key) =>
+      Array.isArray(step[key]),
+    );
+    if (
+      step.connector === name &&
+      areLists &&
+      typeof schedulerClockMs === "number" &&
+      typeof incarnation === "string"
+    )
+      return step as Orders;
+    throw new KvError(
+      "KV_INTERNAL",
+      `step ${step.step} carries metadata of connector "${step.connector}"; this worker belongs to "${name}"`,
+      { hint: "build the scheduler side and the worker side from the same connector name" },
+    );
   }
 
   #assertOpen(): OpenWorker<Orders> {
@@ -291,6 +306,44 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   }
 }
 
+/** Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
+function requireSupported(
+  { config, engine: { ppSize }, platform, transport }: WorkerOptions,
+  { name, operation }: { readonly name: string; readonly operation: "read" | "write" },
+): void {
+  const { capabilities } = transport;
+  if (!capabilities[operation] || !capabilities.notifications) {
+    const missing = capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`;
+    throw new KvError(
+      "KV_TRANSPORT_UNSUPPORTED",
+      `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${missing}`,
+      { hint: "use a transport whose capabilities include both, such as @kv/nixl" },
+    );
+  }
+  const { bufferDevices } = platform.capabilities;
+  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
+      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
+    );
+  }
+  if (platform.createStaging !== undefined) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `memory of platform ${platform.deviceType} cannot be registered directly: its blocks are staged`,
+      { hint: "put staged() of @kv/connector around the connector" },
+    );
+  }
+  if (ppSize > 1 && config.role === "kv_consumer") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: notifications are counted for each tensor-parallel rank of D, not for each stage`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
+  }
+}
+
 /**
  * Closes both halves, the remote engines and the agent, in this order. `reason` as in
  * `WorkerHalf.close`.
@@ -375,13 +428,11 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** Whether `take` returns nothing from now on. */
   hold(isHeld: boolean): void {
     this.#isHeld = isHeld;
     this.#progress();
   }
 
-  /** Returns all reports since the last call. */
   take(): WorkerOutput {
     if (this.#isHeld)
       return {
@@ -407,12 +458,10 @@ export class WorkerOutputQueue {
     return output;
   }
 
-  /** Adds a listener that is called after each report. */
   onProgress(listener: () => void): void {
     this.#listeners.push(listener);
   }
 
-  /** Requests that the next `take` reports. */
   get size(): number {
     return this.#finishedSending.length + this.#finishedReceiving.length;
   }

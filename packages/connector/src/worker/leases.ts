@@ -1,22 +1,23 @@
-import { type Clock, KvError, type Span, type Timer, type Tracer } from "@kv/interface";
-import type { LeaseOrder } from "../scheduler/step-types.js";
+import {
+  type Clock,
+  KvError,
+  type Log,
+  type LogFields,
+  type Span,
+  type Timer,
+  type Tracer,
+} from "@kv/interface";
+import { sameCapability } from "@kv/protocol";
+import type { LeaseOrder } from "../requests/step-metadata.js";
 
-/** When a lease ends. */
-export interface LeaseTerms {
-  /** End of the lease on the local clock, in ms; heartbeats extend it. */
-  readonly expiresAtMs: number;
-  /**
-   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. It comes
-   * from `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, for D's of versions that send no heartbeats.
-   */
-  readonly unattendedExpiresAtMs?: number | undefined;
-  /** Parent of the lease's span. */
-  readonly traceparent?: string | undefined;
-}
+/** When a lease ends, on the scheduler's clock. */
+type LeaseTerms = Pick<
+  LeaseOrder,
+  "wireId" | "expiresAtMs" | "unattendedExpiresAtMs" | "traceparent"
+>;
 
 /** Options of `Leases`. */
 export interface LeasesOptions {
-  /** Times the leases. */
   readonly clock: Clock;
   /**
    * How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the
@@ -51,17 +52,22 @@ export class Leases {
     this.#options = options;
   }
 
-  /** Grants a lease. */
-  grant(id: string, { expiresAtMs, unattendedExpiresAtMs, traceparent }: LeaseTerms): void {
+  /**
+   * Grants the lease of an order. The scheduler may run in another process, whose clock was
+   * `schedulerClockMs` at the step: the delay of the step makes the lease longer, which is safe.
+   */
+  grant(order: LeaseTerms, schedulerClockMs: number): void {
     const { clock, tracer } = this.#options;
+    const { wireId: id, expiresAtMs, unattendedExpiresAtMs = expiresAtMs, traceparent } = order;
+    const aheadMs = clock.now() - schedulerClockMs;
     const span = tracer?.start("kv.lease", {
       parent: traceparent,
-      attributes: { "kv.wire_id": id, "kv.lease.granted_ms": expiresAtMs - clock.now() },
+      attributes: { "kv.wire_id": id, "kv.lease.granted_ms": expiresAtMs - schedulerClockMs },
     });
     this.#leases.get(id)?.timer?.cancel();
     const lease: Lease = {
-      attendedMs: expiresAtMs,
-      unattendedMs: unattendedExpiresAtMs ?? expiresAtMs,
+      attendedMs: expiresAtMs + aheadMs,
+      unattendedMs: unattendedExpiresAtMs + aheadMs,
       isAttended: false,
       span,
       timer: undefined,
@@ -89,7 +95,6 @@ export class Leases {
     }
   }
 
-  /** Ends a lease early. Returns whether there was one. */
   release(id: string): boolean {
     const lease = this.#leases.get(id);
     lease?.timer?.cancel();
@@ -97,31 +102,17 @@ export class Leases {
     return this.#leases.delete(id);
   }
 
-  /** Whether the id has a lease. */
   has(id: string): boolean {
     return this.#leases.has(id);
   }
 
-  /** When the lease ends unless it is extended, in ms on the local clock. */
-  expiresAtMs(id: string): number | undefined {
-    const lease = this.#leases.get(id);
-    return lease === undefined ? undefined : end(lease);
-  }
-
-  /** Number of leases. */
   get size(): number {
     return this.#leases.size;
   }
 
-  /** Ends all leases without calling `onExpired`. */
   close(): void {
     for (const { timer } of this.#leases.values()) timer?.cancel();
     this.#leases.clear();
-  }
-
-  /** As `close`. */
-  [Symbol.dispose](): void {
-    this.close();
   }
 
   /** Each lease has a timer of its own: setting one costs the same with any number of leases. */
@@ -148,25 +139,81 @@ export class Leases {
   }
 }
 
-/**
- * The terms of a lease order on this worker's clock. The scheduler may run in another process with
- * another clock origin; the delay of the step makes the lease longer, which is safe.
- */
-export function localLeaseTerms(
-  order: LeaseOrder,
-  schedulerClockMs: number,
-  nowMs: number,
-): LeaseTerms {
-  const toLocalMs = (atMs: number) => nowMs + (atMs - schedulerClockMs);
-  const { expiresAtMs, unattendedExpiresAtMs, traceparent } = order;
-  return {
-    traceparent,
-    expiresAtMs: toLocalMs(expiresAtMs),
-    unattendedExpiresAtMs:
-      unattendedExpiresAtMs === undefined ? undefined : toLocalMs(unattendedExpiresAtMs),
-  };
-}
-
 function end(lease: Lease): number {
   return lease.isAttended ? lease.attendedMs : lease.unattendedMs;
+}
+
+/** A request of P that peers send messages about. */
+export interface GuardedRequest {
+  readonly requestId: string;
+  /** The request's capability; undefined where nothing but the id is known. */
+  readonly capability?: string | undefined;
+  /** Whether a peer has proved that it holds the request's parameters. */
+  isProven: boolean;
+}
+
+/** Options of `MessageGuard`. */
+export interface MessageGuardOptions {
+  /** `require_kv_peer`: messages without a capability act on nothing. */
+  readonly requiresKvPeer: boolean;
+  /**
+   * Gets one warning when a message in vLLM's form acts on a request, and one when a message is
+   * refused; further refusals are for `debug`.
+   */
+  readonly log: Log;
+}
+
+/**
+ * Decides whether a peer's message may act on a request of P: free its blocks or extend its lease.
+ * A message with a capability must have the request's. One without, in vLLM's form, is accepted
+ * only where plain vLLM peers are, and only until a peer has proved that it holds the request's
+ * parameters: the request then belongs to an `@kv` D, which does not send this form.
+ */
+export class MessageGuard {
+  readonly #options: MessageGuardOptions;
+  #hasWarned = false;
+  #hasRefused = false;
+
+  constructor(options: MessageGuardOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Whether the message from the agent `from` may act on the request. `capability` is the
+   * message's; undefined for vLLM's form.
+   */
+  mayAct(request: GuardedRequest, capability: string | undefined, from: string): boolean {
+    const { log, requiresKvPeer } = this.#options;
+    const { requestId } = request;
+    if (capability !== undefined) {
+      if (request.capability !== undefined && sameCapability(request.capability, capability)) {
+        request.isProven = true;
+        return true;
+      }
+      this.#refused("message-with-wrong-capability", { requestId, from });
+      return false;
+    }
+    if (requiresKvPeer || request.isProven) {
+      this.#refused("message-without-capability", { requestId, from, setting: "require_kv_peer" });
+      return false;
+    }
+    if (!this.#hasWarned) {
+      this.#hasWarned = true;
+      log.warn("plain-peer-accepted", {
+        requestId,
+        from,
+        consequence:
+          "whoever reaches this agent and knows a request id can free or hold the request's blocks",
+        remedy:
+          "set kv_connector_extra_config.require_kv_peer to true where all decode workers are @kv",
+      });
+    }
+    return true;
+  }
+
+  /** A flood of forged messages must not become a flood of log lines. */
+  #refused(event: string, fields: LogFields): void {
+    this.#options.log[this.#hasRefused ? "debug" : "warn"](event, fields);
+    this.#hasRefused = true;
+  }
 }

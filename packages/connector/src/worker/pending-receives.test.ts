@@ -1,8 +1,8 @@
-import { KvError, silentLog } from "@kv/interface";
+import { type KvCaches, KvError, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
-import type { RemoteRequest } from "../scheduler/step-types.js";
-import { TaskTracker } from "../task-tracker.js";
+import { TaskTracker } from "../peers/background-work.js";
+import type { RemoteRequest } from "../requests/remote-request.js";
 import { WorkerOutputQueue } from "./connector-worker.js";
 import { PendingReceives } from "./pending-receives.js";
 
@@ -16,7 +16,15 @@ it.each([
     const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
     const tasks = new TaskTracker();
     const receives = new PendingReceives(
-      { clock: manualClock(0), log: silentLog, output, tasks, timeoutMs: 1000, hasSingleGroup },
+      {
+        caches: { regions: [] } as unknown as KvCaches,
+        clock: manualClock(0),
+        log: silentLog,
+        output,
+        tasks,
+        timeoutMs: 1000,
+        hasSingleGroup,
+      },
       { run: () => Promise.reject(new KvError("KV_TRANSFER_FAILED", "no")) },
     );
     const localBlockIds = hasSingleGroup ? [[4, 5]] : [[4, 5], [6]];

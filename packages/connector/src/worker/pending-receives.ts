@@ -1,18 +1,15 @@
 import { type KvCacheRegion, type KvCaches, KvError, type Span, type Timer } from "@kv/interface";
 import { applyReceivePass, type RequestPlan, uncoveredRuns } from "@kv/plan";
-import type { OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
-import type { RemoteRequest } from "../scheduler/step-types.js";
-import type { TaskTracker } from "../task-tracker.js";
+import { type TaskTracker, traced } from "../peers/background-work.js";
+import type { EngineReference, OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
+import type { RemoteRequest } from "../requests/remote-request.js";
 import type { WorkerContext } from "./connector-worker.js";
-import { ReceiveError } from "./receive-error.js";
+import { type FailureType, ReceiveError } from "./receive-error.js";
 
 /** A scheduler side's order to receive one request's KV. */
 export interface ReceiveOrderBase {
-  /** The engine's id of the request. */
   readonly requestId: string;
-  /** The request at P. */
   readonly remote: RemoteRequest;
-  /** Blocks to fill, per KV cache group. */
   readonly localBlockIds: readonly (readonly number[])[];
 }
 
@@ -27,10 +24,14 @@ export interface Receiver<Order extends ReceiveOrderBase> {
   ended?(receive: PendingReceive<Order>, error: ReceiveError | undefined): void;
 }
 
+/** As `RemoteEngines.acquire`. */
+interface EngineSource<Engine> {
+  acquire(request: RemoteRequest, signal: AbortSignal): Promise<EngineReference<Engine>>;
+}
+
 /** Options of `PendingReceives`. */
 export interface PendingReceivesOptions
-  extends Pick<WorkerContext, "clock" | "log" | "output" | "tracer" | "hasSingleGroup"> {
-  /** Tracks the running receives. */
+  extends Pick<WorkerContext, "caches" | "clock" | "hasSingleGroup" | "log" | "output" | "tracer"> {
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. `PendingReceive.allow` changes it. */
   readonly timeoutMs: number;
@@ -42,10 +43,10 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   readonly order: Order;
   readonly #span: Span | undefined;
   readonly #options: PendingReceivesOptions;
+  readonly #pass: ReceivePass;
   readonly #controller = new AbortController();
   readonly #startedMs: number;
   #timer: Timer;
-  /** Whether the failure was reported before the blocks were safe. */
   isReported = false;
   /**
    * Whether the engine aborted the request. It then waits for the blocks, and gets no failure
@@ -60,7 +61,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
    */
   engine: OpenEngine | undefined;
 
-  constructor(order: Order, options: PendingReceivesOptions) {
+  constructor(order: Order, options: PendingReceivesOptions, pass: ReceivePass) {
     const { clock, timeoutMs, tracer } = options;
     const { requestId, remote } = order;
     this.#span = tracer?.start("kv.receive", {
@@ -72,8 +73,49 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
         ? order
         : { ...order, remote: { ...remote, traceparent: this.#span.traceparent } };
     this.#options = options;
+    this.#pass = pass;
     this.#startedMs = clock.now();
     this.#timer = this.#deadline(timeoutMs);
+  }
+
+  /**
+   * Opens the engine that the order names; the caller releases it. Errors: `ReceiveError` with
+   * `failureType`.
+   */
+  async open<Engine>(
+    engines: EngineSource<Engine>,
+    failureType: FailureType,
+  ): Promise<EngineReference<Engine>> {
+    try {
+      return await engines.acquire(this.order.remote, this.signal);
+    } catch (error) {
+      throw this.error(error, failureType, "KV_HANDSHAKE_REFUSED");
+    }
+  }
+
+  /**
+   * Makes the pass over the blocks after the last byte has landed, where the plan has one: it
+   * reorders heads and tokens and zeroes uncovered tokens. Errors: `ReceiveError`.
+   */
+  async pass(engine: RemoteEngine, plan: RequestPlan): Promise<void> {
+    const { receivePass } = plan;
+    if (receivePass === undefined) return;
+    const { remote } = this.order;
+    try {
+      await traced(this.#options.tracer, "kv.receive_pass", { parent: remote.traceparent }, () =>
+        this.#pass.apply(engine, receivePass),
+      );
+    } catch (error) {
+      throw this.error(error, "transfer_exception");
+    }
+  }
+
+  error(
+    error: unknown,
+    failureType: FailureType,
+    code: KvError["code"] = "KV_TRANSFER_FAILED",
+  ): ReceiveError {
+    return ReceiveError.from(error, code, failureType, this.signal);
   }
 
   /** Changes how long the receive may take from the order on, in ms. */
@@ -111,7 +153,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     this.report(error, true);
   }
 
-  /** Logs the failure and puts it into the worker's output. */
   report(error: ReceiveError, blocksAtRisk: boolean): void {
     const { log, output, hasSingleGroup } = this.#options;
     const { requestId, remote, localBlockIds } = this.order;
@@ -135,7 +176,6 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     });
   }
 
-  /** Stops the deadline. */
   end(error: ReceiveError | undefined): void {
     this.#timer.cancel();
     this.#span?.end(error?.error);
@@ -150,11 +190,13 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
   readonly #options: PendingReceivesOptions;
   readonly #receiver: Receiver<Order>;
   readonly #receives = new Map<string, PendingReceive<Order>>();
+  readonly #pass: ReceivePass;
   #isAbandoned = false;
 
   constructor(options: PendingReceivesOptions, receiver: Receiver<Order>) {
     this.#options = options;
     this.#receiver = receiver;
+    this.#pass = new ReceivePass(options.caches);
   }
 
   /**
@@ -168,16 +210,13 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
       log.error("receive-ordered-twice", { requestId });
       return;
     }
-    const receive = new PendingReceive(order, this.#options);
+    const receive = new PendingReceive(order, this.#options, this.#pass);
     this.#receives.set(requestId, receive);
     tasks.track(
       this.#receiver.run(receive).then(
         () => this.#succeeded(receive),
         (error: unknown) =>
-          this.#failed(
-            receive,
-            ReceiveError.from(error, "KV_INTERNAL", "transfer_exception", receive.signal),
-          ),
+          this.#failed(receive, receive.error(error, "transfer_exception", "KV_INTERNAL")),
       ),
     );
   }
@@ -187,7 +226,6 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#receives.get(requestId)?.abort(reason);
   }
 
-  /** The requests that are being received. */
   values(): Iterable<PendingReceive<Order>> {
     return this.#receives.values();
   }
@@ -199,7 +237,6 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#isAbandoned = true;
   }
 
-  /** Number of requests that are being received. */
   get size(): number {
     return this.#receives.size;
   }
@@ -235,13 +272,11 @@ function timeoutError(
   return new KvError("KV_REQUEST_TIMEOUT", message, { details: { engineId, timeoutMs } });
 }
 
-/**
- * The pass over D's blocks after a request's last byte has landed: it reorders heads and tokens and
- * zeroes uncovered tokens.
- */
-export class ReceivePass {
+type Pass = NonNullable<RequestPlan["receivePass"]>;
+
+/** The receive passes over D's blocks. */
+class ReceivePass {
   readonly #caches: KvCaches;
-  /** Bytes of each region, once a request needed them. */
   #views: readonly Uint8Array[] | undefined;
 
   constructor(caches: KvCaches) {
@@ -249,12 +284,11 @@ export class ReceivePass {
   }
 
   /**
-   * Applies a request's pass; no effect when the plan needs none. In device memory it zeroes with
-   * `Memory.scatter`: the plan has put the bytes in order. Rejects with `KV_PLATFORM_UNSUPPORTED`
-   * for device memory without `scatter`, and with the errors of `scatter`.
+   * In device memory it zeroes with `Memory.scatter`: the plan has put the bytes in order. Rejects
+   * with `KV_PLATFORM_UNSUPPORTED` for device memory without `scatter`, and with the errors of
+   * `scatter`.
    */
-  async apply({ plan }: RemoteEngine, { receivePass }: RequestPlan): Promise<void> {
-    if (receivePass === undefined) return;
+  async apply({ plan }: RemoteEngine, receivePass: Pass): Promise<void> {
     const { regions } = this.#caches;
     if (regions.every(({ memoryType }) => memoryType === "DRAM")) {
       this.#views ??= regions.map(viewOf);

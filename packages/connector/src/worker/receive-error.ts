@@ -24,9 +24,7 @@ export type FailureType =
 /** Why a request's KV did not arrive: the error, and the step that failed, by vLLM's name. */
 export class ReceiveError extends Error {
   constructor(
-    /** The error that the engine gets. */
     readonly error: KvError,
-    /** The step that failed. */
     readonly failureType: FailureType,
   ) {
     super(error.message, { cause: error });
@@ -44,7 +42,7 @@ export class ReceiveError extends Error {
     signal: AbortSignal,
   ): ReceiveError {
     if (error instanceof ReceiveError) return error;
-    const reason: unknown = signal.aborted ? signal.reason : error;
+    const reason = signal.aborted ? signal.reason : withoutAddress(error);
     return new ReceiveError(KvError.from(reason, code, "a receive failed"), failureType);
   }
 }
@@ -58,4 +56,37 @@ export interface ReceiveFailedOptions {
   readonly invalidBlockIds: readonly number[];
   /** A peer may still write to the request's blocks; `blocksSafe` follows. @default false */
   readonly blocksAtRisk?: boolean | undefined;
+}
+
+/** Errors that say what is at an address. */
+const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
+  "KV_SIDE_CHANNEL_UNREACHABLE",
+  "KV_SIDE_CHANNEL_TIMEOUT",
+  "KV_WIRE_MALFORMED",
+  "KV_WIRE_LIMIT_EXCEEDED",
+];
+
+/**
+ * What a client may know of the address in its parameters: the same whether nothing listens there,
+ * another program does, or nothing answers. Otherwise D would be a port scanner for its clients.
+ * The log has the details.
+ */
+function withoutAddress(error: unknown): unknown {
+  if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
+    return new KvError(
+      "KV_HANDSHAKE_BACKED_OFF",
+      "the worker that kv_transfer_params name has failed before and is not tried again yet",
+      {
+        hint: "the log of the worker that answers says why; send the prompt to another prefill worker",
+      },
+    );
+  }
+  if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
+  return new KvError(
+    "KV_SIDE_CHANNEL_UNREACHABLE",
+    "the worker that kv_transfer_params name does not answer",
+    {
+      hint: "the log of the worker that answers says why; send the prompt to a prefill worker again",
+    },
+  );
 }

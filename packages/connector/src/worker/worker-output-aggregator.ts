@@ -1,5 +1,5 @@
 import type { FailedReceive, WorkerOutput } from "@kv/interface";
-import { type RankKey, rankKey } from "../handshake/engine-address.js";
+import { type RankKey, rankKey } from "../requests/remote-request.js";
 
 /** A worker of an engine. */
 export interface WorkerRank {

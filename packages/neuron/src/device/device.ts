@@ -1,4 +1,4 @@
-import { KvError, type Memory } from "@kv/interface";
+import { KvError, type Memory, takeBuffer } from "@kv/interface";
 
 /**
  * A device whose memory neither the CPU nor a network adapter can address, so that it must be
@@ -35,7 +35,7 @@ export interface DeviceCounts {
  * Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length. Errors:
  * `KV_MEMORY_INVALID`, with the row.
  */
-export function checkRuns(runs: Float64Array, lengthBytes: number): number {
+function checkRuns(runs: Float64Array, lengthBytes: number): number {
   if (runs.length % 2 !== 0) {
     throw new KvError(
       "KV_MEMORY_INVALID",
@@ -63,18 +63,53 @@ export function checkRuns(runs: Float64Array, lengthBytes: number): number {
   return total;
 }
 
-/** Errors: `KV_MEMORY_INVALID` when the source has another length than the runs. */
-export function checkSource(runsLengthBytes: number, source: ArrayBuffer): void {
-  if (runsLengthBytes === source.byteLength) return;
-  throw new KvError(
-    "KV_MEMORY_INVALID",
-    `the runs take ${runsLengthBytes} bytes, the source has ${source.byteLength}`,
-  );
+/** How a device copies; `runs` are checked. */
+interface DeviceCopies {
+  read(runs: Float64Array, lengthBytes: number): Promise<ArrayBuffer>;
+  write(runs: Float64Array, bytes: ArrayBuffer): Promise<unknown>;
+  close(): void;
 }
 
-/** The error of `Memory.bytes` on a device. */
-export function notAddressable(): KvError {
-  return new KvError("KV_MEMORY_INVALID", "device memory is not addressable by the process", {
-    hint: "use gather and scatter",
-  });
+// Artificial addresses, which identify memory. Device memory is never registered.
+let nextAddress = 2 ** 40;
+
+/** Memory on a device, which the process cannot address. */
+export function deviceMemory(
+  lengthBytes: number,
+  deviceId: number,
+  { read, write, close }: DeviceCopies,
+): Memory {
+  const address = nextAddress;
+  nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
+  const notAddressable = () =>
+    new KvError("KV_MEMORY_INVALID", "device memory is not addressable by the process", {
+      hint: "use gather and scatter",
+    });
+  return {
+    address,
+    lengthBytes,
+    memoryType: "VRAM",
+    deviceId,
+    get bytes(): Uint8Array {
+      throw notAddressable();
+    },
+    view() {
+      throw notAddressable();
+    },
+    gather: async (runs) => read(runs, checkRuns(runs, lengthBytes)),
+    async scatter(runs, source) {
+      const total = checkRuns(runs, lengthBytes);
+      if (total !== source.byteLength) {
+        throw new KvError(
+          "KV_MEMORY_INVALID",
+          `the runs take ${total} bytes, the source has ${source.byteLength}`,
+        );
+      }
+      // Nobody else may free the bytes while another thread copies them.
+      const bytes = takeBuffer(source);
+      await write(runs, bytes);
+      return bytes;
+    },
+    close,
+  };
 }

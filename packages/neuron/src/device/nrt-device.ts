@@ -1,6 +1,6 @@
-import { KvError, type Memory, takeBuffer } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { loadNrtAddon, type NrtTensor, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
-import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
+import { deviceMemory, type NeuronDevice } from "./device.js";
 
 /** Options of `nrtDevice`. */
 export interface NrtDeviceOptions {
@@ -31,7 +31,6 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
   const copying = new Set<Promise<unknown>>();
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
   let closed = false;
-  let nextAddress = 2 ** 40;
 
   async function copy(
     tensor: NrtTensor,
@@ -65,38 +64,18 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
         () => new addon.Tensor(runtime, lengthBytes, logicalCore, name),
       );
       tensors.add(tensor);
-      // An artificial address that identifies the memory. Device memory is never registered.
-      const address = nextAddress;
-      nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
-      const memory: Memory = {
-        address,
-        lengthBytes,
-        memoryType: "VRAM",
-        deviceId: logicalCore,
-        get bytes(): Uint8Array {
-          throw notAddressable();
-        },
-        view() {
-          throw notAddressable();
-        },
-        async gather(runs) {
-          const out = new ArrayBuffer(checkRuns(runs, lengthBytes));
+      return deviceMemory(lengthBytes, logicalCore, {
+        async read(runs, total) {
+          const out = new ArrayBuffer(total);
           await copy(tensor, false, runs, out);
           return out;
         },
-        async scatter(runs, source) {
-          checkSource(checkRuns(runs, lengthBytes), source);
-          // Nobody else may free the bytes while another thread copies them.
-          const bytes = takeBuffer(source);
-          await copy(tensor, true, runs, bytes);
-          return bytes;
-        },
+        write: (runs, bytes) => copy(tensor, true, runs, bytes),
         close() {
           tensors.delete(tensor);
           tensor.close();
         },
-      };
-      return memory;
+      });
     },
     async close() {
       if (closed) return;

@@ -1,5 +1,5 @@
-import { type Clock, KvError, type Memory, systemClock, takeBuffer } from "@kv/interface";
-import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
+import { type Clock, KvError, type Memory, systemClock } from "@kv/interface";
+import { deviceMemory, type NeuronDevice } from "./device.js";
 
 /** Options of `simulatedDevice`. */
 export interface SimulatedDeviceOptions {
@@ -25,7 +25,6 @@ export function simulatedDevice(
   const memories = new Set<Memory>();
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
   const busyUntilMs = { read: 0, write: 0 };
-  let nextAddress = 2 ** 40;
 
   /**
    * Resolves when the bus has moved this many bytes and those of all earlier copies in this
@@ -49,61 +48,38 @@ export function simulatedDevice(
     counts,
     allocate(lengthBytes) {
       let data: Uint8Array | undefined = new Uint8Array(lengthBytes);
-      const address = nextAddress;
-      nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
       const open = (): Uint8Array => {
         if (data !== undefined) return data;
         throw new KvError(
           "KV_MEMORY_INVALID",
-          `device memory at 0x${address.toString(16)} is closed`,
+          `device memory at 0x${memory.address.toString(16)} is closed`,
         );
       };
-      const memory: Memory = {
-        address,
-        lengthBytes,
-        memoryType: "VRAM",
-        deviceId: 0,
-        get bytes(): Uint8Array {
-          throw notAddressable();
-        },
-        view() {
-          throw notAddressable();
-        },
-        async gather(runs) {
-          const out = new Uint8Array(checkRuns(runs, lengthBytes));
+      const memory = deviceMemory(lengthBytes, 0, {
+        async read(runs, total) {
+          const out = new Uint8Array(total);
           open();
-          await bus("read", out.byteLength);
+          await bus("read", total);
           const source = open();
-          let at = 0;
-          for (let row = 0; row < runs.length; row += 2) {
-            const [offset = 0, length = 0] = [runs[row], runs[row + 1]];
+          for (const [at, offset, length] of eachRun(runs))
             out.set(source.subarray(offset, offset + length), at);
-            at += length;
-          }
-          counts.bytesRead += out.byteLength;
+          counts.bytesRead += total;
           return out.buffer;
         },
-        async scatter(runs, source) {
-          const total = checkRuns(runs, lengthBytes);
-          checkSource(total, source);
+        async write(runs, buffer) {
           open();
-          const bytes = new Uint8Array(takeBuffer(source));
-          await bus("write", total);
+          const bytes = new Uint8Array(buffer);
+          await bus("write", bytes.byteLength);
           const target = open();
-          let at = 0;
-          for (let row = 0; row < runs.length; row += 2) {
-            const [offset = 0, length = 0] = [runs[row], runs[row + 1]];
+          for (const [at, offset, length] of eachRun(runs))
             target.set(bytes.subarray(at, at + length), offset);
-            at += length;
-          }
-          counts.bytesWritten += total;
-          return bytes.buffer;
+          counts.bytesWritten += bytes.byteLength;
         },
         close() {
           data = undefined;
           memories.delete(memory);
         },
-      };
+      });
       memories.add(memory);
       return memory;
     },
@@ -113,6 +89,16 @@ export function simulatedDevice(
     [Symbol.asyncDispose]: () => device.close(),
   };
   return device;
+}
+
+/** Runs, and where the bytes of each are in a buffer that has those of all. */
+function* eachRun(runs: Float64Array): Iterable<[at: number, offset: number, length: number]> {
+  let at = 0;
+  for (let row = 0; row < runs.length; row += 2) {
+    const [offset = 0, length = 0] = [runs[row], runs[row + 1]];
+    yield [at, offset, length];
+    at += length;
+  }
 }
 
 /**

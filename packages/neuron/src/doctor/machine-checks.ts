@@ -3,7 +3,6 @@ import type { Check } from "./report.js";
 
 /** What the doctor reads of the machine. */
 export interface DoctorSurroundings {
-  /** Environment variables. */
   readonly env: Readonly<Record<string, string | undefined>>;
   /** Prefix of `/dev`, `/sys`, `/proc` and `/opt`, for tests. Default: empty. */
   readonly root: string;

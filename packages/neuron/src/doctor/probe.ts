@@ -8,7 +8,6 @@ const TENSOR_BYTES = 4096;
 
 /** What the probe of the runtime found. */
 export interface TriedRuntime {
-  /** Duration of `nrt_init`. */
   readonly initMs: number;
   /** True when bytes that were written to a tensor were read back unchanged. */
   readonly copied: boolean;

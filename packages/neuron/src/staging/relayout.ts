@@ -4,17 +4,12 @@
 export interface PlaneGeometry {
   /** Offset of block 0 of the plane in device memory. */
   readonly deviceOffsetBytes: number;
-  /** Distance between blocks on the device. */
   readonly deviceStrideBytes: number;
   /** Offset of block 0 of the packed region in the pool. */
   readonly wireOffsetBytes: number;
-  /** Distance between blocks in the pool. */
   readonly wireStrideBytes: number;
-  /** Bytes of one block of the plane: heads × tokens rows. */
   readonly blockLengthBytes: number;
-  /** Bytes of K, or of V, of one head and token. */
   readonly rowBytes: number;
-  /** Position in a packed cell: 0 for K, 1 for V. */
   readonly half: 0 | 1;
 }
 

@@ -9,7 +9,6 @@ import {
 } from "@kv/interface";
 import { deviceLayers, type LayerPlanes, rowLengthBytes } from "./neuron-caches.js";
 import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
-import { Semaphore } from "./semaphore.js";
 import { stagingLayout } from "./staging-layout.js";
 
 const PAGE_BYTES = 4096;
@@ -58,10 +57,12 @@ export async function createNeuronStaging(
     };
   });
   const wireCaches: KvCaches = { config, regions };
-  const semaphore = new Semaphore(CONCURRENT_REQUESTS);
+  const waiting: (() => void)[] = [];
+  let running = 0;
 
   async function copy(requestId: string, blocks: StagedBlocks, toPool: boolean): Promise<void> {
-    const release = await semaphore.acquire();
+    if (running < CONCURRENT_REQUESTS) running += 1;
+    else await new Promise<void>((resolve) => void waiting.push(resolve));
     try {
       const pieces = [...piecesOf(layers, regions, rowBytes, blocks)];
       if (toPool)
@@ -86,7 +87,10 @@ export async function createNeuronStaging(
         { cause },
       );
     } finally {
-      release();
+      // A request that waits takes the place at once, so that no later one overtakes it.
+      const next = waiting.shift();
+      if (next === undefined) running -= 1;
+      else next();
     }
   }
 

@@ -1,8 +1,13 @@
-import type { ClockSample } from "@kv/connector/building-blocks";
 import type { AgentMetadata, HandshakePayload, RemotePrefillParams } from "@kv/protocol";
 import type { ServedModel } from "../http/engine-server.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
 import type { Role } from "./pair-report.js";
+
+/** When a request was sent and when its reply arrived, on the local clock. */
+export interface ClockSample {
+  readonly sentAtMs: number;
+  readonly receivedAtMs: number;
+}
 
 /**
  * What a server answers over HTTP. A fact that could not be read is undefined, and a check gives

@@ -1,4 +1,3 @@
-import type { ClockSample } from "@kv/connector/building-blocks";
 import { KvError, type SideChannel } from "@kv/interface";
 import { decodeAgentMetadata, decodeMsgpack, NEWEST_VLLM_VERSION } from "@kv/protocol";
 import {
@@ -8,7 +7,7 @@ import {
   type SideChannelAddress,
 } from "../protocol/handshake.js";
 import { type Check, type Role, type ServerCheck, ServerChecks } from "./pair-report.js";
-import type { SideChannelFacts } from "./server-facts.js";
+import type { ClockSample, SideChannelFacts } from "./server-facts.js";
 import { isLoopback, isWildcard } from "./target.js";
 
 export interface SideChannelCheckOptions {
@@ -100,8 +99,7 @@ async function askTwice(
     const decoded = decodeHandshake(exchange);
     payload = decoded.payload;
     const { sentAtMs, receivedAtMs } = exchange.reply;
-    if (decoded.clockSeconds !== undefined)
-      samples.push({ sentAtMs, receivedAtMs, remoteSeconds: decoded.clockSeconds });
+    if (decoded.clockSeconds !== undefined) samples.push({ sentAtMs, receivedAtMs });
   }
   if (payload === undefined || samples.length === 0) {
     throw new KvError(
@@ -209,4 +207,4 @@ function fixHost(host: string | undefined): string {
   return `set VLLM_NIXL_SIDE_CHANNEL_HOST=${host ?? "<an address that the peer can reach>"} on that server and restart it`;
 }
 
-const roundTripMs = ({ sentAtMs, receivedAtMs }: ClockSample) => receivedAtMs - sentAtMs;
+export const roundTripMs = ({ sentAtMs, receivedAtMs }: ClockSample) => receivedAtMs - sentAtMs;

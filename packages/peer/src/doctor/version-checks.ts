@@ -1,7 +1,7 @@
-import { clockOffset } from "@kv/connector/building-blocks";
 import type { Factors } from "@kv/protocol";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
+import { roundTripMs } from "./side-channel-checks.js";
 import { pairVersionCheck, serverVersion, serverVersionCheck } from "./wire-version.js";
 
 const MAX_WALL_SKEW_MS = 2000;
@@ -54,7 +54,7 @@ export function clockChecks(sides: readonly ServerFacts[]): Check[] {
   for (const { role, wallClockMs, clockSamples } of sides) {
     const about = { id: `clocks.${role}`, area: "clocks" as const, title: `clock of ${role}` };
     if (clockSamples.length > 0) {
-      const { rttMs } = clockOffset(clockSamples);
+      const rttMs = Math.min(...clockSamples.map(roundTripMs));
       const slow = rttMs > SLOW_ROUND_TRIP_MS;
       checks.push({
         ...about,

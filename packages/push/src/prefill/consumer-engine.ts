@@ -1,7 +1,5 @@
 import {
-  type EngineAddress,
   type ListPair,
-  type ListTables,
   type OpenEngine,
   RemoteEngines,
   rankKey,
@@ -20,7 +18,6 @@ export interface ConsumerEngine extends OpenEngine {
 
 /** One rank of a consumer engine. */
 export interface ConsumerTarget {
-  /** The transport's name of the rank's agent. */
   readonly agent: string;
   /**
    * The plan that the consumer would make to READ, with this rank among its sources. The producer
@@ -47,14 +44,12 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
         const plan = planOf(context, geometry, address, controls);
         const source = plan.sources.find(({ remoteRank }) => remoteRank === local.tpRank);
         // The plan is the consumer's: its remote side is this rank.
-        const tables = (source?.lists ?? []).map(
-          ({ localTable, remoteTable }): ListTables => ({
-            rank: rankKey(geometry),
-            local: remoteTable,
-            remote: localTable,
-            localKey: `${remoteTable.memoryType} ${remoteTable.rows.join(" ")}`,
-          }),
-        );
+        const tables = (source?.lists ?? []).map(({ localTable, remoteTable }) => ({
+          rank: rankKey(geometry),
+          local: remoteTable,
+          remote: localTable,
+          localKey: `${remoteTable.memoryType} ${remoteTable.rows.join(" ")}`,
+        }));
         return { tpRank, rank: rankKey(geometry), plan, tables };
       });
       return {
@@ -85,7 +80,7 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
 function planOf(
   { local, model, settings: { announcedBlockSize } }: WorkerContext,
   received: RankGeometry,
-  { engineId, tpSize, dcpSize }: EngineAddress,
+  { engineId, tpSize, dcpSize }: OpenEngine["address"],
   controls: boolean,
 ): EngineTransferPlan {
   if (!controls && (local.dcpSize ?? 1) > 1) {

@@ -45,17 +45,14 @@ export class EndedNotices {
     this.#sending.track(ended.then(() => this.#send(registration, error)));
   }
 
-  /** The number of notices that are being sent. */
   get size(): number {
     return this.#sending.size;
   }
 
-  /** Resolves when no notice is being sent. */
   idle(): Promise<void> {
     return this.#sending.idle();
   }
 
-  /** Makes `send` do nothing from now on. */
   close(): void {
     this.#closed = true;
   }

@@ -20,9 +20,7 @@ interface Entry {
   readonly request: RunningRequest;
   /** The blocks that are read. After a preemption the request has others. */
   readonly promptBlockIds: BlockIds;
-  /** Regions whose write was started. */
   readonly started: Set<string>;
-  /** Regions that were written. */
   readonly written: Set<string>;
   readonly controller: AbortController;
   readonly running: Set<Promise<void>>;
@@ -38,7 +36,6 @@ const NONE: ReadonlySet<string> = new Set();
  */
 export class LayerwiseWrites {
   readonly #options: LayerwiseWritesOptions;
-  /** By the key of the registration. */
   readonly #entries = new Map<string, Entry>();
   /**
    * The computed regions of each running request, in the blocks of this order: a request that is
@@ -119,7 +116,6 @@ export class LayerwiseWrites {
     return Promise.all(keys.map((key) => this.abort(key, reason))).then(() => {});
   }
 
-  /** The number of registrations that are written to. */
   get size(): number {
     return this.#entries.size;
   }

@@ -1,24 +1,9 @@
-import {
-  type LeaseOrder,
-  Leases,
-  localLeaseTerms,
-  MessageGuard,
-  type SendableRequest,
-  TaskTracker,
-  type WorkerContext,
-} from "@kv/connector/building-blocks";
-import { type Clock, KvError } from "@kv/interface";
-import type { RankGeometry } from "@kv/plan";
-import { baseRequestId, type Registration, type RequestProof } from "@kv/protocol";
-import { handshakeSourceRanks } from "@kv/topology";
-import { AliasIndex, EndedNames, requestAliases } from "./alias-index.js";
-import type { EndedNotices } from "./ended-notices.js";
-import type { LayerwiseWrites } from "./layerwise-writes.js";
-import type { DispatchedWrite, WriteDispatcher } from "./write-blocks.js";
+import { ExpiringSet, type LeaseOrder, type SendableRequest } from "@kv/connector/building-blocks";
+import type { Clock } from "@kv/interface";
+import { baseRequestId } from "@kv/protocol";
 
 /** A request of this producer, from the step that runs it until its blocks are freed. */
 export interface ProducedRequest {
-  /** The engine's id of the request. */
   readonly requestId: string;
   /** The id that consumers use, see `Generations`. */
   readonly wireId: string;
@@ -35,7 +20,6 @@ export interface ProducedRequest {
    * with other blocks.
    */
   order: SendableRequest;
-  /** Set when the forward pass has finished. */
   finished: LeaseOrder | undefined;
   /** The consumer request that receives the KV: the first that matched. Undefined until then. */
   progress: WriteProgress | undefined;
@@ -45,11 +29,9 @@ export interface ProducedRequest {
 export interface WriteProgress {
   /** The consumer request, see `consumerRequestKey`. */
   readonly consumer: string;
-  /** The consumer's ranks that this rank serves. */
   readonly ranks: readonly number[];
   /** The ranks that are finished: their share was written, has failed, or was not wanted. */
   readonly servedRanks: Set<number>;
-  /** How many WRITEs run or wait in the queue. */
   writing: number;
 }
 
@@ -59,9 +41,8 @@ const MAX_REMEMBERED = 65_536;
 export class ProducedRequests {
   readonly #byWireId = new Map<string, ProducedRequest>();
   readonly #byRequestId = new Map<string, ProducedRequest>();
-  readonly #byBaseId = new AliasIndex<ProducedRequest>();
-  readonly #byTransferId = new AliasIndex<ProducedRequest>();
-  readonly #byAlias = new AliasIndex<ProducedRequest>();
+  /** By base id, transfer id and alias. */
+  readonly #byName = new AliasIndex<ProducedRequest>();
   readonly #ended: EndedNames;
   #latestGeneration = 0;
 
@@ -92,9 +73,7 @@ export class ProducedRequests {
     this.#latestGeneration = Math.max(this.#latestGeneration, generation);
     this.#byWireId.set(wireId, request);
     this.#byRequestId.set(requestId, request);
-    this.#byBaseId.add(baseRequestId(requestId), request);
-    if (transferId !== undefined) this.#byTransferId.add(transferId, request);
-    for (const alias of aliasesOf(request)) this.#byAlias.add(alias, request);
+    for (const name of namesOf(request)) this.#byName.add(name, request);
     return request;
   }
 
@@ -109,12 +88,10 @@ export class ProducedRequests {
    * Removes a request and remembers its base id. Does nothing if the request was removed before.
    */
   end(request: ProducedRequest): void {
-    const { requestId, wireId, transferId } = request;
+    const { requestId, wireId } = request;
     if (!this.#byWireId.delete(wireId)) return;
     this.#byRequestId.delete(requestId);
-    this.#byBaseId.delete(baseRequestId(requestId), request);
-    if (transferId !== undefined) this.#byTransferId.delete(transferId, request);
-    for (const alias of aliasesOf(request)) this.#byAlias.delete(alias, request);
+    for (const name of namesOf(request)) this.#byName.delete(name, request);
     this.rememberEnded(request);
   }
 
@@ -142,29 +119,24 @@ export class ProducedRequests {
     return this.#byWireId.get(request.wireId) === request;
   }
 
-  /** The request that consumers call `wireId`. */
   byWireId(wireId: string): ProducedRequest | undefined {
     return this.#byWireId.get(wireId);
   }
 
-  /** The request with the engine's id `requestId`. */
   byRequestId(requestId: string): ProducedRequest | undefined {
     return this.#byRequestId.get(requestId);
   }
 
-  /** The requests whose ids are equal but for vLLM's suffix. */
   byBaseId(baseId: string): Iterable<ProducedRequest> {
-    return this.#byBaseId.get(baseId);
+    return this.#byName.get(`base ${baseId}`);
   }
 
-  /** The requests with this `transfer_id`. */
   byTransferId(transferId: string): Iterable<ProducedRequest> {
-    return this.#byTransferId.get(transferId);
+    return this.#byName.get(`transfer ${transferId}`);
   }
 
-  /** The requests that a peer may call `name`. */
   byAlias(name: string): Iterable<ProducedRequest> {
-    return this.#byAlias.get(name);
+    return this.#byName.get(`alias ${name}`);
   }
 
   /**
@@ -175,270 +147,102 @@ export class ProducedRequests {
     return this.#latestGeneration;
   }
 
-  /** The number of requests. */
   get size(): number {
     return this.#byWireId.size;
   }
 
-  /** The requests. */
   [Symbol.iterator](): Iterator<ProducedRequest> {
     return this.#byWireId.values();
   }
 
-  /** Removes all requests and forgets the ended ones. */
   clear(): void {
     this.#byWireId.clear();
     this.#byRequestId.clear();
-    for (const names of [this.#byBaseId, this.#byTransferId, this.#byAlias]) names.clear();
+    this.#byName.clear();
     this.#ended.clear();
   }
 }
 
-function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
-  return new Set([wireId, ...requestAliases(requestId)]);
+function namesOf({ requestId, wireId, transferId }: ProducedRequest): Set<string> {
+  const aliases = [wireId, ...requestAliases(requestId)];
+  const names = new Set([`base ${baseRequestId(requestId)}`]);
+  if (transferId !== undefined) names.add(`transfer ${transferId}`);
+  for (const alias of aliases) names.add(`alias ${alias}`);
+  return names;
 }
 
-/** The parts of P's worker that `FinishedRequests` needs. */
-export interface FinishedRequestsOptions {
-  readonly context: Pick<
-    WorkerContext,
-    "clock" | "local" | "log" | "metrics" | "output" | "settings" | "tracer"
-  >;
-  readonly requests: ProducedRequests;
-  /** Remembers the registrations that have ended, by their keys. */
-  readonly endedRegistrations: { add(key: string): void };
-  readonly dispatcher: WriteDispatcher;
-  /** Undefined without layer-wise push. */
-  readonly layerwise: LayerwiseWrites | undefined;
-  readonly endedNotices: EndedNotices;
-}
+/** Finds values by a name that several of them may share. */
+export class AliasIndex<T extends string | object> {
+  /** The value of a name, or the set of its values: most names have one. */
+  readonly #byName = new Map<string, T | Set<T>>();
 
-/** A request as a heartbeat names it. */
-export type NamedRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
-
-/**
- * Keeps the blocks of each finished request under a lease, writes them to the registrations that
- * matched, and returns them to the engine when every rank of the consumer is served, or when the
- * lease expires before a consumer has registered.
- */
-export class FinishedRequests {
-  readonly #options: FinishedRequestsOptions;
-  readonly #guard: MessageGuard;
-  readonly #leases: Leases;
-  /** The final writes that run or wait, by the key of their registration. */
-  readonly #writes = new Map<string, DispatchedWrite>();
-  readonly #serving = new TaskTracker();
-  /** Requests whose blocks are still read by layer-wise writes. */
-  readonly #releasing = new TaskTracker();
-
-  constructor(options: FinishedRequestsOptions) {
-    const { clock, log, settings, tracer } = options.context;
-    const { extensionMs, requiresKvPeer } = settings;
-    this.#options = options;
-    this.#guard = new MessageGuard({ requiresKvPeer, log });
-    const onExpired = (wireId: string) => this.#leaseExpired(wireId);
-    this.#leases = new Leases({ clock, extensionMs, tracer, onExpired });
+  add(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    if (values instanceof Set) values.add(value);
+    else this.#byName.set(name, values === undefined ? value : new Set([values, value]));
   }
 
-  /** Starts the lease of a finished request. */
-  grantLease(order: LeaseOrder, schedulerClockMs: number): void {
-    const nowMs = this.#options.context.clock.now();
-    this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
+  delete(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    if (values instanceof Set) values.delete(value);
+    if (values === value || (values instanceof Set && values.size === 0)) this.#byName.delete(name);
   }
 
-  /**
-   * Extends the leases of the requests that a heartbeat names, where its sender may. Our own
-   * consumers send the wire id and the capability, vLLM's send the proxy's name of the request.
-   */
-  extendLeases(named: readonly NamedRequest[], from: string): void {
-    const { requests } = this.#options;
-    for (const { requestId: name, capability } of named) {
-      const exact = requests.byWireId(name);
-      for (const request of exact === undefined ? requests.byAlias(name) : [exact]) {
-        if (this.#guard.mayAct(request, capability, from)) this.#leases.extend([request.wireId]);
-      }
-    }
+  /** The values under a name, in the order in which they were added. */
+  get(name: string): Iterable<T> {
+    const values = this.#byName.get(name);
+    if (values === undefined) return [];
+    return values instanceof Set ? values : [values];
   }
 
-  /**
-   * Writes a finished request to a registration that matched it, in the queue of the consumer. A
-   * registration of no blocks only marks its rank as served. Errors: `KV_GENERATION_STALE` if the
-   * request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that this one does
-   * not serve; `KV_INTERNAL` if the request has not finished.
-   */
-  write(key: string, registration: Registration, request: ProducedRequest): void {
-    const { requests, endedRegistrations } = this.#options;
-    if (!requests.isCurrent(request)) {
-      throw new KvError("KV_GENERATION_STALE", "the request with that id has ended");
-    }
-    request.progress ??= this.#progressTo(registration);
-    const { progress, finished } = request;
-    const ranks = registration.own === undefined ? progress.ranks : [registration.own.rank];
-    if (!ranks.every((rank) => progress.ranks.includes(rank))) {
-      throw new KvError(
-        "KV_REQUEST_INVALID",
-        `this rank does not serve rank ${ranks} of engine ${registration.engineId}, only ${progress.ranks.join(", ")}`,
-      );
-    }
-    if (registration.blockIds.length === 0) {
-      endedRegistrations.add(key);
-      this.#served(request, progress, ranks);
-      return;
-    }
-    if (finished === undefined) {
-      throw new KvError("KV_INTERNAL", `request ${request.requestId} has not finished`);
-    }
-    // Regions that layer-wise writes have written: the final write leaves them out.
-    const written = new Set<string>();
-    const write: DispatchedWrite = {
-      registration,
-      ranks,
-      order: finished,
-      includesRegion: (region) => !written.has(region),
-      controller: new AbortController(),
-    };
-    this.#writes.set(key, write);
-    progress.writing += 1;
-    this.#serving.track(
-      this.#serve(key, finished, write, written).then(() => {
-        this.#writes.delete(key);
-        endedRegistrations.add(key);
-        progress.writing -= 1;
-        this.#served(request, progress, ranks);
-      }),
-    );
-  }
-
-  /** True while the final write for a registration runs or waits in the queue. */
-  isWriting(key: string): boolean {
-    return this.#writes.has(key);
-  }
-
-  /**
-   * Aborts the final write for a registration that the consumer withdrew. False if there is none.
-   * The consumer gets its notice when the transport has released the memory.
-   */
-  withdraw(key: string, reason: KvError): boolean {
-    const write = this.#writes.get(key);
-    if (write === undefined) return false;
-    write.withdrawn = true;
-    write.controller.abort(reason);
-    return true;
-  }
-
-  /**
-   * Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks
-   * any more.
-   */
-  free(request: ProducedRequest): void {
-    const { requests, layerwise, context } = this.#options;
-    const { output } = context;
-    requests.end(request);
-    const released = layerwise?.release(request);
-    if (released === undefined) output.sent(request.requestId);
-    else this.#releasing.track(released.then(() => output.sent(request.requestId)));
-  }
-
-  /** The number of leases, and of requests that wait for layer-wise writes to end. */
-  outstanding(): { leases: number; releasing: number } {
-    return { leases: this.#leases.size, releasing: this.#releasing.size };
-  }
-
-  /** The number of final writes that run or wait. */
-  get size(): number {
-    return this.#serving.size;
-  }
-
-  /** Resolves when no final write runs or waits. */
-  idle(): Promise<void> {
-    return this.#serving.idle();
-  }
-
-  /** Ends all leases and aborts all final writes. */
-  close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): void {
-    this.#leases.close();
-    for (const { controller } of this.#writes.values()) controller.abort(reason);
-  }
-
-  /**
-   * Assigns the request to the consumer of the first registration that matches it. Errors:
-   * `KV_TOPOLOGY_INVALID`.
-   */
-  #progressTo(registration: Registration): WriteProgress {
-    const ranks = ranksServed(this.#options.context.local, registration);
-    return {
-      consumer: consumerRequestKey(registration),
-      ranks,
-      servedRanks: new Set(),
-      writing: 0,
-    };
-  }
-
-  /**
-   * Waits for the layer-wise writes, writes the regions that are not in `written`, and sends the
-   * ended notice after a failure.
-   */
-  async #serve(
-    key: string,
-    order: LeaseOrder,
-    write: DispatchedWrite,
-    written: Set<string>,
-  ): Promise<void> {
-    const { layerwise, dispatcher, endedNotices } = this.#options;
-    const early = await layerwise?.finish(key, order, write.controller.signal);
-    for (const region of early ?? []) written.add(region);
-    const error = await dispatcher.write(write);
-    if (error !== undefined) endedNotices.send(key, write.registration, error);
-  }
-
-  #served(request: ProducedRequest, progress: WriteProgress, ranks: readonly number[]): void {
-    for (const rank of ranks) progress.servedRanks.add(rank);
-    if (progress.writing > 0 || !this.#options.requests.isCurrent(request)) return;
-    const allServed = progress.servedRanks.size === progress.ranks.length;
-    // If the lease expired during the write, the request does not wait for further ranks.
-    if (allServed || !this.#leases.has(request.wireId)) this.#complete(request);
-  }
-
-  #leaseExpired(wireId: string): void {
-    const { requests, context } = this.#options;
-    const { metrics, log } = context;
-    const request = requests.byWireId(wireId);
-    if (request === undefined) return;
-    // A running WRITE is awaited: its end frees the blocks.
-    if ((request.progress?.writing ?? 0) > 0) return;
-    metrics.leaseExpired();
-    log.warn("lease-expired", {
-      requestId: request.requestId,
-      ranks: request.progress?.servedRanks.size ?? 0,
-    });
-    this.#complete(request);
-  }
-
-  #complete(request: ProducedRequest): void {
-    this.#leases.release(request.wireId);
-    this.free(request);
+  clear(): void {
+    this.#byName.clear();
   }
 }
 
 /**
- * Identifies the consumer request that a registration is part of. All ranks of one of our consumers
- * share it, and only they know the secret in it: what a stranger sends about the same request is
- * another registration.
+ * The names that a peer may use for a producer's request, besides its own id. The first is the id
+ * without the suffix of eight hex digits that vLLM appends to each request id, so both legs of a
+ * client's request share it. The second is the id that the proxy chose: vLLM turns an
+ * `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer
+ * carry the proxy's id.
  */
-export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
-  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
+function requestAliases(requestId: string): readonly string[] {
+  const base = baseRequestId(requestId);
+  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
+  return proxy === undefined ? [base] : [base, proxy];
 }
 
-/** The consumer ranks that a producer rank serves. Errors: `KV_TOPOLOGY_INVALID`. */
-function ranksServed(
-  { tpRank, tpSize, dcpSize }: Pick<RankGeometry, "tpRank" | "tpSize" | "dcpSize">,
-  { tpSize: remoteTpSize, own }: Registration,
-): number[] {
-  return handshakeSourceRanks({
-    tpRank,
-    tpSize,
-    dcpSize,
-    remoteTpSize,
-    remoteDcpSize: own?.dcpSize,
-  });
+/** The names of requests that have ended. */
+class EndedNames {
+  readonly #ids: ExpiringSet;
+  readonly #names: ExpiringSet;
+
+  constructor(options: {
+    readonly clock: Clock;
+    readonly ttlMs: number;
+    readonly maxSize: number;
+  }) {
+    this.#ids = new ExpiringSet(options);
+    this.#names = new ExpiringSet(options);
+  }
+
+  add(baseId: string, transferId: string | undefined): void {
+    if (transferId === undefined) this.#ids.add(baseId);
+    else for (const name of [`id ${baseId}`, `transfer ${transferId}`]) this.#names.add(name);
+  }
+
+  /**
+   * Whether one with this transfer id has ended, or where one of the two has none, with this base
+   * id.
+   */
+  has(baseId: string, transferId: string | undefined): boolean {
+    const name = transferId === undefined ? `id ${baseId}` : `transfer ${transferId}`;
+    return this.#ids.has(baseId) || this.#names.has(name);
+  }
+
+  clear(): void {
+    this.#ids.clear();
+    this.#names.clear();
+  }
 }

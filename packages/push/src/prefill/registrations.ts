@@ -10,12 +10,7 @@ import {
   type RemoteLease,
   sameCapability,
 } from "@kv/protocol";
-import { AliasIndex, exactName, namesOf, transferName } from "./alias-index.js";
-import {
-  consumerRequestKey,
-  type ProducedRequest,
-  type ProducedRequests,
-} from "./produced-requests.js";
+import { AliasIndex, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
 /** Registrations that wait. */
 const MAX_WAITING = 65_536;
@@ -31,9 +26,7 @@ const MAX_CONSUMERS = 4096;
 
 /** The result of a search for the request of a registration. */
 export type Match =
-  /** The finished request that is to be written. */
   | { readonly kind: "matched"; readonly request: ProducedRequest }
-  /** The prompt is being computed, or has not arrived. */
   | { readonly kind: "wait" }
   /** The request will never match. */
   | { readonly kind: "gone"; readonly error: KvError };
@@ -55,6 +48,15 @@ export interface RegistrationMatcherOptions {
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
 /**
+ * Identifies the consumer request that a registration is part of. All ranks of one of our consumers
+ * share it, and only they know the secret in it: what a stranger sends about the same request is
+ * another registration.
+ */
+export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
+}
+
+/**
  * Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same,
  * which covers the whole engine.
  */
@@ -72,7 +74,6 @@ export function registrationKey(registration: Registration): string {
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  /** By key. */
   readonly #waiting = new Map<
     string,
     { readonly registration: Registration; readonly timer: Timer }
@@ -169,7 +170,6 @@ export class RegistrationMatcher {
     return lost;
   }
 
-  /** True if the registration with this key waits for its prompt. */
   isWaiting(key: string): boolean {
     return this.#waiting.has(key);
   }
@@ -254,12 +254,10 @@ export class RegistrationMatcher {
     return taken;
   }
 
-  /** The number of registrations that wait. */
   get size(): number {
     return this.#waiting.size;
   }
 
-  /** Removes and returns all waiting registrations, without calling `onExpired`. */
   takeAll(): readonly KeyedRegistration[] {
     return this.#take(
       [...this.#waiting].map(([key, { registration }]) => [key, registration] as const),
@@ -307,7 +305,6 @@ export class EndedRegistrations {
     this.#keys = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_KEYS });
   }
 
-  /** Remembers that the registration with this key has ended. */
   add(key: string): void {
     this.#keys.add(key);
   }
@@ -333,6 +330,27 @@ export class EndedRegistrations {
       this.#watermarks.delete(oldest);
     return own.generation >= watermark;
   }
+}
+
+/**
+ * The names under which a registration waits: the exact request if it names one, else the transfer
+ * id and the base id.
+ */
+function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
+  if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
+  return transferId === undefined
+    ? [baseRequestId(matchId)]
+    : [transferName(transferId), baseRequestId(matchId)];
+}
+
+/** No registration waits under the empty name. */
+function transferName(transferId: string | undefined): string {
+  return transferId === undefined ? "" : `+${transferId}`;
+}
+
+/** The name of a registration that names the request itself. */
+function exactName(wireId: string): string {
+  return `=${wireId}`;
 }
 
 /** Orders the registrations that may match a request; the lowest comes first. */

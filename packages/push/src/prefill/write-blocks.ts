@@ -1,13 +1,8 @@
 import {
-  type EngineReference,
-  type EngineRequest,
-  endWith,
-  inSpan,
-  isPeerLost,
   type LeaseOrder,
   type ListPair,
   type RemoteEngines,
-  type RequestTransfers,
+  traced,
   transferAll,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -27,9 +22,7 @@ export type WriteContext = Pick<WorkerContext, "agent" | "log" | "metrics" | "tr
 
 /** One WRITE of a request's blocks, or of a part of them. */
 export interface BlockWrite {
-  /** The consumer's blocks. */
   readonly registration: Registration;
-  /** The consumer's ranks that are written to. */
   readonly ranks: readonly number[];
   /** The producer's blocks, per group, and the number of tokens in them. */
   readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens" | "traceparent">;
@@ -58,7 +51,6 @@ const WRITES_PER_CONSUMER = 8;
 
 interface ConsumerQueue {
   running: number;
-  /** Functions that start the waiting writes, in order. */
   readonly waiting: (() => Promise<void>)[];
 }
 
@@ -74,7 +66,6 @@ export class WriteDispatcher {
   readonly #running = new Set<Promise<void>>();
   #waiting = 0;
 
-  /** `consumers`: the consumer engines that are open. */
   constructor(context: WorkerContext, consumers: RemoteEngines<ConsumerEngine>) {
     this.#context = context;
     this.#consumers = consumers;
@@ -104,12 +95,10 @@ export class WriteDispatcher {
     });
   }
 
-  /** The number of writes that run or wait. */
   get size(): number {
     return this.#running.size + this.#waiting;
   }
 
-  /** Resolves when no write runs or waits. */
   async idle(): Promise<void> {
     while (this.#running.size > 0) await Promise.all(this.#running);
   }
@@ -130,7 +119,6 @@ export class WriteDispatcher {
     if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(consumer);
   }
 
-  /** Opens the process that registered, and writes within the deadline. */
   async #run(write: DispatchedWrite, span: Span | undefined): Promise<KvError | undefined> {
     const { clock, settings } = this.#context;
     const writeTimeoutMs = settings.requestTimeoutMs;
@@ -142,7 +130,7 @@ export class WriteDispatcher {
       () => controller.abort(timedOut(registration, writeTimeoutMs)),
       writeTimeoutMs,
     );
-    let reference: EngineReference<ConsumerEngine> | undefined;
+    let reference: Awaited<ReturnType<RemoteEngines<ConsumerEngine>["acquire"]>> | undefined;
     try {
       signal.throwIfAborted();
       reference = await this.#consumers.acquire(consumerOf(registration, parent), signal);
@@ -169,7 +157,7 @@ export class WriteDispatcher {
       if (consumer !== undefined) metrics.transferFailed();
       log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
     }
-    if (consumer !== undefined && isPeerLost(error)) this.#consumers.drop(consumer, error.message);
+    if (consumer !== undefined) this.#consumers.dropIfLost(consumer, error);
     return error;
   }
 }
@@ -189,7 +177,7 @@ function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvErro
 export function consumerOf(
   { engineId, host, port, tpSize, own, wireId }: Registration,
   traceparent?: string | undefined,
-): EngineRequest {
+) {
   const { registrationGeneration, dcpSize = 1 } = own ?? {};
   return {
     engineId,
@@ -230,22 +218,10 @@ export async function writeBlocks(
   const targets = ranks.map((rank) => targetOf(consumer, rank));
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
   const parent = write.order.traceparent;
-  const planned = inSpan(tracer?.start("kv.plan", { parent }), () =>
+  const planned = traced(tracer, "kv.plan", { parent }, () =>
     targets.map((target) => ({ target, writes: planWrites(target, write, local.tpRank) })),
   );
   signal.throwIfAborted();
-
-  async function notify({ agent }: ConsumerTarget, transfers: RequestTransfers): Promise<void> {
-    if (transfers.hasFailed) return;
-    const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
-    const sent = notifications.send(agent, notification, (error) => {
-      metrics.notificationFailed();
-      span?.end(error);
-      log.warn("notification_failed", { agent, error: String(error) });
-      transfers.fail(error);
-    });
-    await endWith(span, sent);
-  }
 
   await transferAll(context, { signal, parent }, (transfers) =>
     Promise.all(
@@ -261,7 +237,17 @@ export async function writeBlocks(
             }),
           ),
         );
-        if (last && !notifiesWithWrite) await notify(target, transfers);
+        if (!last || notifiesWithWrite || transfers.hasFailed) return;
+        const { agent } = target;
+        const attributes = { "kv.remote_agent": agent };
+        await traced(tracer, "kv.notify", { parent, attributes }, (span) =>
+          notifications.send(agent, notification, (error) => {
+            metrics.notificationFailed();
+            span?.end(error);
+            log.warn("notification_failed", { agent, error: String(error) });
+            transfers.fail(error);
+          }),
+        );
       }),
     ),
   ).catch((error: unknown) => {

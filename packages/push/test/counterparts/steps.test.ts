@@ -1,6 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { PushReplies } from "../../src/receive.js";
+import { PushReplies } from "../../src/registration-replies.js";
 import { writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): steps, notifications, leases.
@@ -47,18 +47,18 @@ describe("notifications and leases", () => {
 
   it("a done notification counts once for each rank, and one that arrives early is kept", async () => {
     const replies = new PushReplies({ clock: manualClock() });
-    expect(replies.done("r~1", "p agent 1")).toBe(false);
+    expect(replies.add("done", "r~1", "p agent 1")).toBe(false);
     const registration = replies.open("r~1");
     expect([...registration.done]).toEqual(["p agent 1"]);
     const next = registration.next();
-    expect([replies.done("r~1", "p agent 0"), replies.done("r~1", "p agent 0")]).toEqual([
-      true,
-      true,
-    ]);
+    expect([
+      replies.add("done", "r~1", "p agent 0"),
+      replies.add("done", "r~1", "p agent 0"),
+    ]).toEqual([true, true]);
     await next;
     expect([...registration.done]).toEqual(["p agent 1", "p agent 0"]);
     replies.close("r~1");
-    expect(replies.done("r~1", "p agent 0")).toBe(false);
+    expect(replies.add("done", "r~1", "p agent 0")).toBe(false);
   });
 
   it("a lease that expires evicts the request and wakes the engine", async () => {

@@ -51,7 +51,8 @@ function turns(name: string, sizeOf: string, open: (size: number) => Table, fill
 function leases(): Table {
   const held = new Leases({ clock, extensionMs: (LEASE_MS * 2) / 3, onExpired() {} });
   return {
-    come: (number) => held.grant(`r-${number}`, { expiresAtMs: clock.now() + LEASE_MS }),
+    come: (number) =>
+      held.grant({ wireId: `r-${number}`, expiresAtMs: clock.now() + LEASE_MS }, clock.now()),
     go: (number) => void held.release(`r-${number}`),
     close: () => held.close(),
   };

@@ -1,6 +1,72 @@
-import type { Agent, Transfer, TransferRequest } from "@kv/interface";
-import type { PeerContext } from "../peers/remote-engine.js";
-import type { SpanPlace } from "../tracing/spans.js";
+import type {
+  Agent,
+  Metrics,
+  Tracer,
+  Transfer,
+  TransferRequest,
+  TransferResult,
+} from "@kv/interface";
+import { METRICS } from "../metrics/metric-names.js";
+import type { PeerContext } from "./remote-engine.js";
+
+const COUNTERS = [
+  METRICS.failedTransfers,
+  METRICS.failedNotifications,
+  METRICS.expiredRequests,
+  METRICS.notificationsAfterExpiry,
+  METRICS.ignoredNotifications,
+];
+
+/**
+ * The counters and histograms of a connector's worker, under vLLM 0.33's names
+ * (`v1/nixl/stats.py`).
+ */
+export class TransferMetrics {
+  readonly #metrics: Metrics;
+
+  constructor(metrics: Metrics) {
+    this.#metrics = metrics;
+    // As in vLLM, counters are there from the start: without a first sample of 0, `increase()`
+    // misses their first event.
+    for (const name of COUNTERS) metrics.count(name, 0);
+  }
+
+  transferred({ transferMs, postMs, lengthBytes, descriptorCount }: TransferResult): void {
+    this.#metrics.observe(METRICS.transferSeconds, transferMs / 1000);
+    this.#metrics.observe(METRICS.postSeconds, postMs / 1000);
+    this.#metrics.observe(METRICS.bytesTransferred, lengthBytes);
+    this.#metrics.observe(METRICS.descriptors, descriptorCount);
+  }
+
+  transferFailed(): void {
+    this.#metrics.count(METRICS.failedTransfers);
+  }
+
+  handshakeFailed(): void {
+    this.#metrics.count(METRICS.failedTransfers);
+  }
+
+  notificationFailed(): void {
+    this.#metrics.count(METRICS.failedNotifications);
+  }
+
+  /** Counts a request whose lease ended before all its readers had completed. */
+  leaseExpired(): void {
+    this.#metrics.count(METRICS.expiredRequests);
+  }
+
+  /**
+   * Counts a notification of a form or type that this version does not know: a newer peer may have
+   * more.
+   */
+  notificationIgnored(): void {
+    this.#metrics.count(METRICS.ignoredNotifications);
+  }
+
+  notificationAfterExpiry(): void {
+    this.#metrics.count(METRICS.notificationsAfterExpiry);
+  }
+}
 
 /**
  * Turns the first failure of a request's transfers into the error of the request. `isStarted`: the
@@ -15,9 +81,7 @@ export interface RequestTransfers {
    * rejects.
    */
   start(request: TransferRequest, failed?: TransferFailed): Promise<void>;
-  /** Fails the request for another reason. Only the first failure counts. */
   fail(error: unknown): void;
-  /** Whether the request has failed. */
   readonly hasFailed: boolean;
 }
 
@@ -76,7 +140,7 @@ export async function transferAll(
 function transferTraced(
   agent: Pick<Agent, "transfer" | "backends">,
   request: TransferRequest,
-  { tracer, parent }: SpanPlace,
+  { tracer, parent }: { readonly tracer?: Tracer | undefined; readonly parent: string | undefined },
 ): Transfer {
   const span = tracer?.start(request.operation === "READ" ? "kv.read" : "kv.write", {
     parent,

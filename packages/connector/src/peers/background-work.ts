@@ -1,4 +1,4 @@
-import type { Clock, Timer } from "@kv/interface";
+import type { Clock, Span, SpanOptions, Timer, Tracer } from "@kv/interface";
 
 /** Background work of a worker that is waited for only when the worker closes. */
 export class TaskTracker {
@@ -10,7 +10,6 @@ export class TaskTracker {
     this.#tasks.add(tracked);
   }
 
-  /** Number of unfinished tasks. */
   get size(): number {
     return this.#tasks.size;
   }
@@ -50,30 +49,23 @@ export async function idleWithinGrace(
   return !isLate;
 }
 
-/**
- * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given
- * to `unwanted`. Errors: those of `work`; the signal's reason.
- */
-export function whileNotAborted<T>(
-  work: Promise<T>,
-  signal: AbortSignal | undefined,
-  unwanted?: (result: T) => void,
-): Promise<T> {
-  if (signal === undefined) return work;
-  return new Promise((resolve, reject) => {
-    const onAbort = () => reject(signal.reason as Error);
-    if (signal.aborted) onAbort();
-    else signal.addEventListener("abort", onAbort);
-    work.then(
-      (result) => {
-        signal.removeEventListener("abort", onAbort);
-        if (signal.aborted) unwanted?.(result);
-        else resolve(result);
-      },
-      (error: unknown) => {
-        signal.removeEventListener("abort", onAbort);
-        reject(error as Error);
-      },
-    );
-  });
+/** Runs `work` in a span, which ends with it, or with the promise that it returns. */
+export function traced<T>(
+  tracer: Tracer | undefined,
+  name: string,
+  options: SpanOptions,
+  work: (span: Span | undefined) => T,
+): T {
+  const span = tracer?.start(name, options);
+  if (span === undefined) return work(undefined);
+  const failed = (error: unknown) => span.end(error);
+  try {
+    const result = work(span);
+    if (result instanceof Promise) result.then(() => span.end(), failed);
+    else span.end();
+    return result;
+  } catch (error) {
+    failed(error);
+    throw error;
+  }
 }

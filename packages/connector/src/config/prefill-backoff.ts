@@ -6,7 +6,6 @@ export interface PrefillBackoff {
   readonly tokens: number;
   /** The group and its kind, or the setting, as the subject of messages. */
   readonly because: string;
-  /** Group and kind; empty for a setting. */
   readonly details: Readonly<Record<string, unknown>>;
 }
 
@@ -44,7 +43,6 @@ export function prefillBackoff({
  */
 export class ShortenedPrompts {
   readonly #backoff: PrefillBackoff;
-  /** Tokens that the engine computes, of requests that have not ended. */
   readonly #tokens = new Map<string, number>();
 
   constructor(backoff: PrefillBackoff) {
@@ -78,7 +76,6 @@ export class ShortenedPrompts {
     );
   }
 
-  /** Called when the request has ended. */
   forget(requestId: string): void {
     this.#tokens.delete(requestId);
   }

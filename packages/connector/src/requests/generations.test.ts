@@ -1,7 +1,7 @@
 import { decodeNotification, encodeNotification, isWireSafeRequestId } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { Generations } from "./generations.js";
+import { Generations } from "./references.js";
 
 describe("generations", () => {
   it("uses the request id as wire id at its first use, as vLLM does", () => {

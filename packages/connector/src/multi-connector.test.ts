@@ -10,7 +10,7 @@ import type {
 } from "@kv/interface";
 import { decodeMsgpack } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { dualConnector } from "./dual-connector.js";
+import { dualConnector } from "./multi-connector.js";
 
 /** What a connector with this name reports: one entry in each list. */
 const output = (name: string) =>
@@ -149,7 +149,7 @@ describe("dual connector", () => {
     expect([scheduler.hasPendingWork(), scheduler.outstanding(), worker.outstanding()]).toEqual([
       true,
       { requests: 4 },
-      { leases: 6 },
+      { leases: 6, awaited: 0 },
     ]);
     await scheduler.close();
     expect(calls).toEqual(["pull closed", "push closed"]);

@@ -1,6 +1,6 @@
-import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
-import type { EncodedPrompt, PromptPrefix, RemoteLease } from "@kv/protocol";
-import type { EngineAddress } from "../handshake/engine-address.js";
+import type { BlockIds, StepMetadata } from "@kv/interface";
+import type { EncodedPrompt } from "@kv/protocol";
+import type { EngineAddress, HeartbeatRequest } from "./remote-request.js";
 
 // All types here are plain data: the scheduler side and the workers may live in different
 // processes.
@@ -48,49 +48,6 @@ export interface LeaseOrder extends SendableRequest {
   readonly unattendedExpiresAtMs?: number | undefined;
 }
 
-/** A request at P, as `kv_transfer_params` name it. */
-export interface RemoteRequest extends EngineAddress {
-  /** P's id of the request. */
-  readonly requestId: string;
-  /**
-   * `transfer_id`, the front end's name of the prompt; undefined where the parameters have none.
-   */
-  readonly transferId?: string | undefined;
-  /** P's process and the use of its blocks; undefined where P is vLLM. */
-  readonly lease?: RemoteLease | undefined;
-  /** Parent of the spans about the request. */
-  readonly traceparent?: string | undefined;
-  /**
-   * The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name
-   * no blocks.
-   */
-  readonly blocks?: string | undefined;
-  /** The prompt whose KV is fetched; undefined where D's engine does not know its tokens. */
-  readonly prompt?: PromptPrefix | undefined;
-}
-
-/** A request as heartbeats name it. */
-export interface HeartbeatRequest {
-  /** P's id of the request. */
-  readonly requestId: string;
-  /** The request's capability; undefined where P is vLLM. */
-  readonly capability?: string | undefined;
-}
-
-/**
- * Identifies a request of an engine. One id may come with several capabilities, of which only one
- * is right.
- */
-export function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
-  return `${capability} ${requestId}`;
-}
-
-/** A request as heartbeats name it. */
-export function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
-  const capability = lease?.capability;
-  return capability === undefined ? { requestId } : { requestId, capability };
-}
-
 /** Orders D's workers to begin or end extending the leases of requests at one engine. */
 export interface HeartbeatChange extends EngineAddress {
   /** Requests whose leases are extended from now on. */
@@ -124,31 +81,4 @@ export interface ConnectorStepMetadata extends StepMetadata {
   readonly lost?: readonly string[] | undefined;
   /** D: which leases are extended from this step on, and which no longer; one entry per engine. */
   readonly heartbeats: readonly HeartbeatChange[];
-}
-
-/**
- * Checks that step metadata is this connector's; `lists` are the keys of the connector's own lists.
- * Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
- */
-export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
-  step: StepMetadata,
-  connector: string,
-  lists: readonly (keyof Step & string)[],
-): Step {
-  const { schedulerClockMs, incarnation } = step;
-  if (
-    step.connector !== connector ||
-    !["inBatch", "notSent", "leases", "heartbeats", ...lists].every((name) =>
-      Array.isArray(step[name]),
-    ) ||
-    typeof schedulerClockMs !== "number" ||
-    typeof incarnation !== "string"
-  ) {
-    throw new KvError(
-      "KV_INTERNAL",
-      `step ${step.step} carries metadata of connector "${step.connector}"; this worker belongs to "${connector}"`,
-      { hint: "build the scheduler side and the worker side from the same connector name" },
-    );
-  }
-  return step as Step;
 }

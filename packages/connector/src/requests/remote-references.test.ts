@@ -1,7 +1,7 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { RemoteReferences } from "./remote-requests.js";
-import type { RemoteRequest } from "./step-types.js";
+import { RemoteReferences } from "./references.js";
+import type { RemoteRequest } from "./remote-request.js";
 
 const REFERENCE: RemoteRequest = {
   engineId: "p",

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { OldestFirst } from "./oldest-first.js";
+import { OldestFirst } from "./references.js";
 
 function oldestFirst(keys: readonly string[]): OldestFirst<string, number> {
   const map = new OldestFirst<string, number>();

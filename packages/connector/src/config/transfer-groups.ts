@@ -9,7 +9,6 @@ export interface TransferGroups {
    * index in this list.
    */
   readonly ids: readonly number[];
-  /** The cache with these groups alone. */
   readonly config: KvCacheConfig;
   /**
    * Of what the engine has given for each of its groups, that of these. Errors: `KV_INTERNAL` for
