@@ -47,7 +47,8 @@ test("a certificate is read again when its files change; a wrong pair leaves the
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
+  const first = await selfSigned("test", Date.now());
+  const second = await selfSigned("test", Date.now());
   const write = (file: string, bytes: Buffer) => {
     writeFileSync(`${file}.new`, bytes);
     renameSync(`${file}.new`, file);
@@ -80,8 +81,8 @@ test("a key that is not the certificate's is refused at the start", async () => 
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  writeFileSync(certFile, selfSigned("test", Date.now()).certificate);
-  writeFileSync(keyFile, selfSigned("test", Date.now()).privateKey);
+  writeFileSync(certFile, (await selfSigned("test", Date.now())).certificate);
+  writeFileSync(keyFile, (await selfSigned("test", Date.now())).privateKey);
   await expect(
     runPicker({ prefillers: [P], decoders: [D], tls: { certFile, keyFile } }),
   ).rejects.toMatchObject({
