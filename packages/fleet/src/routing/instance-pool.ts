@@ -43,13 +43,10 @@ export class InstancePool {
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
   /**
-   * Cache, by a list of candidates. With many instances a search at each request would take longer
-   * than all else.
+   * By a list of instances, until one changes. With many instances a search at each request would
+   * take longer than all else.
    */
-  #available = new WeakMap<readonly PooledInstance[], AvailableInstances>();
-
-  /** Cache, by a list of candidates: that list without one excluded instance. */
-  readonly #remaining = new WeakMap<readonly PooledInstance[], Remaining>();
+  #known = new WeakMap<readonly PooledInstance[], KnownList>();
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -203,7 +200,7 @@ export class InstancePool {
     const instance = new PooledInstance(this.role, spec, {
       ...this.#options,
       changed: () => {
-        this.#available = new WeakMap();
+        this.#known = new WeakMap();
       },
       loadChanged: (changed) => {
         this.#byLoad.loadChanged(changed);
@@ -239,7 +236,7 @@ export class InstancePool {
   }
 
   #instancesChanged(): void {
-    this.#available = new WeakMap();
+    this.#known = new WeakMap();
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
@@ -278,9 +275,7 @@ export class InstancePool {
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const available = this.#availableOf(instances);
-    const out = [...excluding].filter((instance) => this.#byLoad.has(available, instance));
-    const ready = out.length === 0 ? available : this.#without(available, out);
+    const ready = this.#available(instances, excluding);
     if (ready.length > 0) return ready;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const responsive = left.filter((instance) => instance.available());
@@ -288,29 +283,18 @@ export class InstancePool {
   }
 
   /**
-   * The list without the excluded instances. The same array each time for the same single instance:
-   * strategies keep state by array.
+   * The instances that take requests, without the excluded ones. The same array each time, until an
+   * instance changes, where none or the same one is excluded: strategies keep state by array.
    */
-  #without(
-    list: readonly PooledInstance[],
-    excluded: readonly Instance[],
+  #available(
+    instances: readonly PooledInstance[],
+    excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const only = excluded.length === 1 ? excluded[0] : undefined;
-    const cached = this.#remaining.get(list);
-    if (only !== undefined && cached?.excluded === only) return cached.instances;
-    const all = new Set(excluded);
-    const instances = list.filter((instance) => !all.has(instance));
-    if (only !== undefined) this.#remaining.set(list, { excluded: only, instances });
-    return instances;
-  }
-
-  /** The instances that take requests. The same array as before until an instance changes. */
-  #availableOf(instances: readonly PooledInstance[]): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
-    let known = this.#available.get(instances);
+    let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
-      known = availableOf(instances, nowMs);
-      this.#available.set(instances, known);
+      known = knownList(instances, nowMs);
+      this.#known.set(instances, known);
     }
     const { returning, lists } = known;
     let taking = 0;
@@ -322,35 +306,46 @@ export class InstancePool {
     let list = lists[taking];
     if (list === undefined) {
       const without = new Set(returning.slice(taking));
-      list = partOf(instances, (instance) => instance.available(nowMs) && !without.has(instance));
+      const all = partOf(
+        instances,
+        (instance) => instance.available(nowMs) && !without.has(instance),
+      );
+      list = { all, excluded: undefined, others: all };
       lists[taking] = list;
     }
-    return list;
+    const { all } = list;
+    const [excluded, ...more] = [...excluding].filter((one) => this.#byLoad.has(all, one));
+    if (excluded === undefined) return all;
+    if (more.length > 0) return all.filter((instance) => !excluding.has(instance));
+    if (list.excluded !== excluded) {
+      list.excluded = excluded;
+      list.others = all.filter((instance) => instance !== excluded);
+    }
+    return list.others;
   }
 }
 
-interface Remaining {
-  readonly excluded: Instance;
-  readonly instances: readonly PooledInstance[];
-}
-
-/** The instances of a list that take requests. */
-interface AvailableInstances {
+/** What is known of a list of instances. */
+interface KnownList {
   /**
    * Instances that return from ejection and take only a share of the requests, the largest share
    * first.
    */
   readonly returning: readonly PooledInstance[];
   /**
-   * The instances that may serve a request, by how many of `returning` may serve it. Made on
-   * demand.
+   * The instances that may serve a request, by how many of `returning` may serve it, and those
+   * without the one that was last excluded. Made on demand.
    */
-  readonly lists: (readonly PooledInstance[] | undefined)[];
+  readonly lists: {
+    readonly all: readonly PooledInstance[];
+    excluded: Instance | undefined;
+    others: readonly PooledInstance[];
+  }[];
   /** Valid until this time, unless an instance changes. */
   readonly untilMs: number;
 }
 
-function availableOf(instances: readonly PooledInstance[], nowMs: number): AvailableInstances {
+function knownList(instances: readonly PooledInstance[], nowMs: number): KnownList {
   let untilMs = Number.POSITIVE_INFINITY;
   const returning: PooledInstance[] = [];
   for (const instance of instances) {
