@@ -51,7 +51,6 @@ export interface FrontEndOptions extends AmbientOptions {
 
 /** What `Fleet` gets from its user. */
 export interface FleetOptions extends FrontEndOptions {
-  /** The settings, with their defaults. */
   readonly settings: FleetSettings;
   /**
    * Requests name their prefill instances, so these are neither followed nor checked, and the fleet
@@ -68,9 +67,7 @@ export interface FleetStatus {
   readonly draining: boolean;
   /** Signals for autoscalers, as far as the front end sees them. */
   readonly signals: SignalsStatus;
-  /** The prefill instances. */
   readonly prefillers: readonly InstanceStatus[];
-  /** The decode instances. */
   readonly decoders: readonly InstanceStatus[];
 }
 
@@ -81,9 +78,7 @@ export interface FleetHealth {
   /** The JSON of `/health`. */
   readonly body: {
     readonly status: "ok" | "unavailable";
-    /** Available prefill instances. */
     readonly prefill_instances: number;
-    /** Available decode instances. */
     readonly decode_instances: number;
     /** Whether a prefill and a decode instance that fit are available. */
     readonly paired: boolean;
@@ -98,11 +93,9 @@ export interface FleetHealth {
 export class Fleet {
   /** Clock, randomness, log, tracer and metrics, with their defaults. */
   readonly ambient: Ambient;
-  /** The instances of each role. */
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** Undefined where pairing is off. */
   readonly pairing: Pairing | undefined;
-  /** The HTTP client to the instances. */
   readonly upstream: Upstream;
   /** The front end's own requests to them. */
   readonly get: InstanceGet;
@@ -112,9 +105,7 @@ export class Fleet {
   readonly prefillCosts = new PrefillCosts();
   /** Where long bodies wait to be parsed: together they take at most a quarter of the time. */
   readonly parses: YieldingQueue;
-  /** What autoscalers need. */
   readonly signals: AutoscalingSignals;
-  /** All metrics of this process. */
   readonly prometheus: PrometheusMetrics;
   /** The front end closes: health is not ok from now on. */
   isDraining = false;
@@ -222,7 +213,6 @@ export class Fleet {
     timer?.cancel();
   }
 
-  /** Checks an instance at once. */
   check(instance: PooledInstance): void {
     this.#health?.check(instance);
   }
@@ -259,7 +249,6 @@ export class Fleet {
     return this.#lastPart;
   }
 
-  /** The present state. */
   status(): FleetStatus {
     const { prefill, decode } = this.pools;
     return {

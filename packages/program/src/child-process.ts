@@ -8,9 +8,7 @@ import { processEnd, readText } from "./process-end.js";
 export interface ChildError {
   /** The code of the `KvError`. */
   readonly code: string;
-  /** Its message. */
   readonly message: string;
-  /** Its hint. */
   readonly hint?: string | undefined;
 }
 
@@ -41,11 +39,9 @@ export interface ChildOptions {
 export interface Awaited {
   /** The beginning of the error's message; how the process ended follows. */
   readonly what: string;
-  /** The error's code. */
   readonly code: KvErrorCode;
   /** Stands before the message of the child's own error. @default nothing */
   readonly prefix?: string | undefined;
-  /** The error's hint. */
   readonly hint?: string | undefined;
   /** The process is killed after this long. @default no limit */
   readonly timeoutMs?: number | undefined;
@@ -151,7 +147,6 @@ export class ChildProcess {
       (stream as Socket | null)?.[method]();
   }
 
-  /** Kills the process. */
   kill(): void {
     this.#process.kill("SIGKILL");
   }

@@ -6,7 +6,6 @@ import { KvError } from "@kv/interface";
 
 /** Whom an admin listener serves. */
 export interface AdminHosts {
-  /** The address that it listens on. */
   readonly host: string;
   /** What each request must carry; undefined: nothing. */
   readonly token?: string | undefined;

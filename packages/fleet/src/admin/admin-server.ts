@@ -17,7 +17,6 @@ export interface AdminServerOptions {
   );
   /** Times event streams. */
   readonly clock: Clock;
-  /** What it shows and changes. */
   readonly operations: AdminOperations;
 }
 
@@ -32,7 +31,6 @@ export interface AdminOperations {
   readonly metrics: { readonly contentType: string; text(): Promise<string> };
   /** The JSON of `/health`, which has the status 503 unless `ok`. */
   health?(): Promise<{ readonly ok: boolean; readonly body: object }>;
-  /** The page, which needs no token. */
   readonly page?: PageOperations | undefined;
   /** As the function `changeInstance`. */
   changeInstance?(change: InstanceChange, body: unknown): Promise<object>;
@@ -40,7 +38,6 @@ export interface AdminOperations {
 
 /** What the page shows besides the status. */
 export interface PageOperations {
-  /** Its file. */
   readonly file: URL;
   /** The requests that ended last, oldest first. */
   requests(): readonly object[] | Promise<readonly object[]>;
@@ -109,7 +106,6 @@ export class AdminServer {
     return httpUrl(host, await this.#http.listen(host, port));
   }
 
-  /** Ends all connections. */
   close(): Promise<void> {
     return this.#http.close();
   }

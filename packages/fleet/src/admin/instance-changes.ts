@@ -21,7 +21,6 @@ export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
 /** The instances that a change is made to. */
 export interface ChangedInstances {
-  /** Those of each role. */
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** Asks a new instance for its models. */
   readonly get: InstanceGet;
@@ -91,9 +90,7 @@ function json(text: string): unknown {
 
 /** The instance that a change names. */
 export interface NamedInstance {
-  /** Its pool. */
   readonly role: Role;
-  /** Which it is. */
   readonly spec: InstanceSpec;
 }
 

@@ -4,15 +4,12 @@ import type { InstancePool } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
-  /** The prefill instances. */
   readonly prefillers: readonly InstanceSpec[];
-  /** The decode instances. */
   readonly decoders: readonly InstanceSpec[];
 }
 
 /** A source of instances that come and go: `fileDiscovery`, `dnsDiscovery`, or one of your own. */
 export interface Discovery {
-  /** Its name in logs. */
   readonly name: string;
   /**
    * Calls `onChange` with the complete set of instances, at first and after each change. Calls

@@ -45,7 +45,6 @@ export class HealthChecks {
   #timer: Timer | undefined = undefined;
   #closed = false;
 
-  /** Begins to check at once. */
   constructor(
     pools: readonly InstancePool[],
     probe: HealthProbe,

@@ -56,7 +56,6 @@ export interface InstanceSpec extends InstanceId {
 
 /** An instance as a routing strategy sees it. */
 export interface Instance extends InstanceSpec {
-  /** The role of the instance's pool. */
   readonly role: Role;
   /** Visits that have begun and not ended. */
   readonly inFlight: number;
@@ -77,17 +76,13 @@ export interface KvEventStatus {
    * Batches that the publisher has sent and the index has not seen; null before the first batch.
    */
   readonly missed_batches: number | null;
-  /** The number of the next batch. */
   readonly next_batch: number;
-  /** Blocks in the index. */
   readonly blocks: number;
-  /** Why it is not complete. */
   readonly reason: string | null;
 }
 
 /** The state of an instance as JSON, for status pages. */
 export interface InstanceStatus {
-  /** Base URL. */
   readonly url: string;
   /** True in the states `up` and `returning`. */
   readonly available: boolean;
@@ -99,11 +94,8 @@ export interface InstanceStatus {
   readonly state: "up" | "returning" | "cooling-down" | "unreachable" | "ejected" | "draining";
   /** Null for an instance that is not one rank of a data-parallel server. */
   readonly data_parallel_rank: number | null;
-  /** Visits under way. */
   readonly in_flight: number;
-  /** Visits since the start. */
   readonly requests: number;
-  /** Visits that failed since the start. */
   readonly failures: number;
   /** Visits that failed since the last one that succeeded. */
   readonly consecutive_failures: number;
@@ -140,17 +132,11 @@ export interface PairingStatus {
   }[];
   /** `host:port` of the side channel. */
   readonly side_channel: string | null;
-  /** The engine's id. */
   readonly engine_id: string | null;
-  /** The compatibility hash. */
   readonly compatibility_hash: string | null;
-  /** The version that the server answers. */
   readonly vllm_version: string | null;
-  /** Tensor-parallel size. */
   readonly tp_size: number | null;
-  /** Tokens in a kernel block. */
   readonly block_size: number | null;
-  /** Layout of the KV cache. */
   readonly kv_cache_layout: string | null;
   /** `pull` or `push`. */
   readonly transfer_mode: string | null;
@@ -160,7 +146,6 @@ export interface PairingStatus {
 
 /** One request at one instance. The first of the three calls ends it; later calls do nothing. */
 export interface Visit {
-  /** The instance that is visited. */
   readonly instance: Instance;
   /** The instance did its part. An error that the client caused counts as success. */
   succeeded(): void;

@@ -25,7 +25,6 @@ export interface InstanceTimes {
 export interface PooledInstanceOptions {
   /** Times cool-downs. */
   readonly clock: Clock;
-  /** How long instances are left out. */
   readonly times: InstanceTimes;
   /**
    * Learns from visits and health checks that an engine may have been restarted. @default undefined
@@ -44,19 +43,16 @@ export interface PooledInstanceOptions {
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
 export class PooledInstance implements Instance {
-  /** The role of its pool. */
   readonly role: Role;
   /** Base URL without a slash at its end. */
   readonly url: string;
   /** The rank of a data-parallel server that it stands for. */
   readonly dataParallelRank: number | undefined;
-  /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
   /** ZMQ endpoint of the replay socket of its KV events. */
   readonly kvEventsReplay: string | undefined;
   /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
-  /** Announces which instances it fits. */
   readonly label: string | undefined;
   readonly #clock: Clock;
   readonly #times: InstanceTimes;
@@ -110,7 +106,6 @@ export class PooledInstance implements Instance {
     this.#loadChanged(this);
   }
 
-  /** Visits of this process under way. */
   get ownInFlight(): number {
     return this.#inFlight;
   }
@@ -157,7 +152,6 @@ export class PooledInstance implements Instance {
     return new OpenVisit(this, (outcome) => this.#visitEnded(outcome));
   }
 
-  /** Stops or resumes taking requests. */
   drain(draining: boolean): void {
     this.#draining = draining;
     this.#changed();

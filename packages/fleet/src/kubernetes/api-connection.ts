@@ -7,7 +7,6 @@ import { KvError } from "@kv/interface";
  * service account of the pod.
  */
 export interface KubernetesAccess {
-  /** Path of a kubeconfig file. */
   readonly kubeconfig?: string | undefined;
   /** A context of that file. @default its current one */
   readonly context?: string | undefined;

@@ -4,7 +4,6 @@ import { type ApiConnection, ApiError } from "./api-connection.js";
 /** What `Reflector` gets. */
 export interface ReflectorOptions<T> {
   readonly connection: ApiConnection;
-  /** Path of the collection. */
   readonly path: string;
   readonly labelSelector: string;
   /** What is kept of an object; undefined where nothing is. */
@@ -57,7 +56,6 @@ export class Reflector<T> {
   #resourceVersion: string | undefined = undefined;
   #failures = 0;
 
-  /** Begins at once. */
   constructor(options: ReflectorOptions<T>) {
     this.#options = options;
     void this.#run();

@@ -23,7 +23,6 @@ export class BlockHashes {
   #next = 1;
   #firstFree = 0;
 
-  /** How many hashes there are. */
   get size(): number {
     return this.#size;
   }

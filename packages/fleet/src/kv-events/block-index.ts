@@ -57,7 +57,6 @@ export class BlockIndex {
     this.#maxBlocks = maxBlocks;
   }
 
-  /** How many blocks are recorded. */
   get size(): number {
     return this.#blocks.size;
   }

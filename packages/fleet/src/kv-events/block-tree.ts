@@ -28,7 +28,6 @@ type Several = readonly number[] | BitSet;
 
 /** Instances that may hold something. */
 export interface Holders extends Iterable<Instance> {
-  /** How many there are. */
   readonly size: number;
   /** Whether an instance is one of them. */
   has(instance: Instance): boolean;
@@ -76,7 +75,6 @@ export class BlockTree {
     | { readonly tokens: ArrayLike<number>; readonly of: BlockGeometry; readonly blocks: number[] }
     | undefined;
 
-  /** How many blocks there are. */
   get size(): number {
     return this.#size;
   }
@@ -178,7 +176,6 @@ export class BlockTree {
     }
   }
 
-  /** Whether a holder has a block. */
   has(block: number, holder: number): boolean {
     const known = this.#holders[block] ?? 0;
     if (known < SEVERAL) return known === holder;

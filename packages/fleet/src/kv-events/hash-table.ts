@@ -25,7 +25,6 @@ interface Segment {
 export class HashTable {
   /** By the first bits of a hash. A segment may be there several times. */
   #segments: Segment[] = [newSegment(0)];
-  /** How many bits. */
   #depth = 0;
   /** Where it was looked last. */
   #segment: Segment = this.#segments[0] as Segment;
@@ -52,7 +51,6 @@ export class HashTable {
     return numbers[this.#at] ?? 0;
   }
 
-  /** Adds a number. */
   add(number: number): void {
     const hash = this.#hashOf(number);
     for (;;) {

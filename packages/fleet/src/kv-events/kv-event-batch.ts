@@ -37,14 +37,12 @@ export interface StoredBlocks {
    * layers). Absent: none.
    */
   readonly lookahead?: readonly ArrayLike<number>[] | undefined;
-  /** The KV cache group. */
   readonly group: CacheGroup;
 }
 
 /** Blocks that were evicted. */
 export interface RemovedBlocks {
   readonly hashes: readonly string[];
-  /** Index of the KV cache group. */
   readonly group: number;
 }
 

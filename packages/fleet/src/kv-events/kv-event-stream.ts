@@ -111,7 +111,6 @@ export class KvEventStream {
     return this.#hasStarted;
   }
 
-  /** How much the index knows. */
   status(): KvEventStatus {
     const isFull = this.index.refused > 0;
     const state = this.#isReplaying ? "replaying" : this.#isConnected ? "following" : "connecting";

@@ -27,7 +27,6 @@ export interface CachedPrefixes {
   readonly readsTokenIds?: boolean | undefined;
   /** How much is known of an instance's cache; null for an instance that reports nothing. */
   status?(instance: Instance): KvEventStatus | null;
-  /** Ends all subscriptions. */
   close(): void;
 }
 
@@ -35,7 +34,6 @@ export interface CachedPrefixes {
 export interface KvEventSubscriberOptions {
   /** Gets a warning about a publisher at most once in ten minutes. */
   readonly log: Log;
-  /** Times connections, replays and questions. */
   readonly clock: Clock;
   /**
    * Asks instances where they publish. Without it, only instances whose configuration names the
@@ -115,7 +113,6 @@ export class KvEventSubscriber implements CachedPrefixes {
     }
   }
 
-  /** Ends all subscriptions. */
   close(): void {
     // The memory goes with the subscriber.
     for (const followed of this.#followed.values()) followed.close();

@@ -21,9 +21,7 @@ export interface PairDifference {
    * `compatibility_hash` where the factor is not known.
    */
   readonly factor: string;
-  /** The prefill instance's value. */
   readonly prefill: unknown;
-  /** The decode instance's value. */
   readonly decode: unknown;
 }
 

@@ -46,11 +46,8 @@ export interface EngineFacts {
 
 /** One GET at an instance. */
 export interface InstanceGetRequest {
-  /** The instance's role. */
   readonly role: Role;
-  /** The instance's base URL. */
   readonly url: string;
-  /** The path to GET there. */
   readonly path: string;
   /** The request rejects when there is no answer by then, in milliseconds. */
   readonly timeoutMs: number;

@@ -19,7 +19,6 @@ export class EngineIds {
   readonly #known = new Map<Entry, Known>();
   #changes = 0;
 
-  /** An instance was added. */
   came(entry: Entry): void {
     entry.cameAt = ++this.#changes;
   }

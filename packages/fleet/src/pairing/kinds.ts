@@ -16,7 +16,6 @@ export class Kinds {
     this.#mode = mode;
   }
 
-  /** Those of one role. */
   of(role: Role): Kind[] {
     return [...this.#byKey[role].values()];
   }

@@ -11,7 +11,6 @@ const MAX_ENGINES = 16;
 
 /** An instance as pairing sees it. */
 export interface PairedInstance extends Instance {
-  /** It takes no more requests. */
   readonly draining: boolean;
   /** Whether it is neither draining, ejected nor cooling down. */
   available(): boolean;
@@ -80,7 +79,6 @@ export class Entry {
   /** What the last log line said. */
   logged = "";
 
-  /** Of the instance's URL. */
   readonly origin: string;
 
   constructor(readonly instance: PairedInstance) {

@@ -27,9 +27,7 @@ export interface PairingSettings {
 
 /** What `Pairing` gets from its user. */
 export interface PairingOptions extends PairingSettings {
-  /** Sends a GET to an instance. */
   readonly get: InstanceGet;
-  /** Times readings. */
   readonly clock: Clock;
   /** Gets one line when an instance finds no partner any more, or is paired unread. */
   readonly log: Log;

@@ -271,14 +271,12 @@ export class Pairing {
     return facts === undefined ? undefined : kvBytesOf(facts, blockIds);
   }
 
-  /** How an instance is paired. */
   status(instance: Instance): PairingStatus | null {
     this.#update();
     const entry = this.#entryOf(instance);
     return entry?.kind === undefined ? null : pairingStatus(entry, entry.kind);
   }
 
-  /** Ends all readings. */
   close(): void {
     this.#closing.abort(new KvError("KV_REQUEST_ABORTED", "pairing was closed"));
     void this.#sideChannel.close();
@@ -394,7 +392,6 @@ export class Pairing {
     this.#isCurrent = false;
   }
 
-  /** Checks what has changed, not all. */
   #update(): void {
     if (this.#isCurrent) return;
     this.#isCurrent = true;

@@ -13,15 +13,11 @@ import { handshakeTargetRanks } from "@kv/topology";
 export interface PairToPlan {
   /** Metadata of the engine that computes the prompt. */
   readonly prefill: AgentMetadata;
-  /** Metadata of the engine that generates. */
   readonly decode: AgentMetadata;
-  /** Tensor-parallel size of the prefill engine. */
   readonly prefillTp: number;
-  /** Tensor-parallel size of the decode engine. */
   readonly decodeTp: number;
   /** KV heads of the model; ignored for MLA. */
   readonly numKvHeads: number;
-  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
   /**
    * Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by
@@ -116,7 +112,6 @@ interface VllmSides {
    * One of the engines is vLLM, or both are. Engines of this project push to blocks of any size.
    */
   readonly hasVllm: boolean;
-  /** The decode engine is vLLM. */
   readonly decodeIsVllm: boolean;
   /** The prefill engine is vLLM; in push it checks decode too. */
   readonly prefillIsVllm: boolean;

@@ -11,13 +11,11 @@ import { type Setting, settingsIn, withoutDefault } from "../settings/settings-t
 export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
   /** Its name, such as `kv-proxy`. */
   readonly name: string;
-  /** What it does, for the help. */
   readonly description: string;
   /** `import.meta.url` of a module of its package. */
   readonly module: string;
   /** The package whose README describes the settings. */
   readonly readme: string;
-  /** The settings of its configuration file. */
   readonly file: File;
   /** The flags that are no settings. One of them is `--config`. */
   readonly flags: Flags;
@@ -25,11 +23,9 @@ export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject
 
 /** What a command line gives. */
 export interface Given<File extends z.ZodObject, Flags extends z.ZodObject> {
-  /** The settings of flags. */
   readonly given: z.input<File>;
   /** The settings of the file of `--config`. */
   readonly inFile: z.input<File>;
-  /** The other flags, with their defaults. */
   readonly flags: z.output<Flags>;
 }
 

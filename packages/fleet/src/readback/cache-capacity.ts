@@ -5,7 +5,6 @@ import type { Upstream } from "../upstream/upstream.js";
 
 /** The KV cache of an instance. */
 export interface CacheCapacity {
-  /** Blocks of the cache. */
   readonly blocks: number;
   /** Tokens in a block. */
   readonly blockTokens: number;

@@ -3,9 +3,7 @@ import type { KvObject } from "./kv-object.js";
 
 /** An object of a D with what finds it. */
 export interface KeptObject extends KvObject {
-  /** Name of the D. */
   readonly server: string;
-  /** The model of its requests. */
   readonly model: unknown;
   /** `TurnDigests.of` its tokens. */
   readonly digest: string;
@@ -42,9 +40,7 @@ export interface FoundLengths {
 
 /** What is pinned at one D, as JSON for `/status`. */
 export interface PinnedStatus {
-  /** Name of the D. */
   readonly server: string;
-  /** Conversations whose KV it holds. */
   readonly objects: number;
   /** Blocks that it holds for them; those that are being read or freed count too. */
   readonly blocks: number;
@@ -199,7 +195,6 @@ export class KeptObjects {
     return dropped.map(({ object }) => object);
   }
 
-  /** The present state. */
   status(): readonly PinnedStatus[] {
     return [...this.#servers].map(([server, pins]) => ({
       server,

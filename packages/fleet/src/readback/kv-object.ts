@@ -5,7 +5,6 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 export interface KvObject {
   /** The `kv_transfer_params` as D wrote them (JSON text). */
   readonly params: string;
-  /** D's engine. */
   readonly engineId: string;
   /** D's id of the request; no other request of the engine has it. */
   readonly requestId: string;
@@ -15,7 +14,6 @@ export interface KvObject {
   readonly tokens: number;
   /** The blocks that D keeps for it. */
   readonly blocks: readonly number[];
-  /** D's tensor-parallel size. */
   readonly tpSize: number;
   /**
    * Over so many of D's ranks a block is spread, with decode context parallelism: it has as many

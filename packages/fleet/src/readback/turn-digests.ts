@@ -19,7 +19,6 @@ export class TurnDigests {
       this.#chunks.push(digestOf(`chunk ${this.#chunks.at(-1)}`, this.#bytes(end - CHUNK, end)));
   }
 
-  /** How many ids there are. */
   get length(): number {
     return this.#ids.length;
   }

@@ -34,7 +34,6 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
 export class InstancePool {
   /** The role of all instances of the pool. */
   readonly role: Role;
-  /** Name of the routing strategy. */
   readonly routing: string;
   readonly #routing: Routing;
   readonly #clock: Clock;
@@ -155,7 +154,6 @@ export class InstancePool {
     return this.#options.pairing?.refusal(this.role, partner, among);
   }
 
-  /** How many instances are available. */
   available(): number {
     return this.#instances.filter((instance) => instance.available()).length;
   }

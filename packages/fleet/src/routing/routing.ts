@@ -57,7 +57,6 @@ export interface Routing {
    * the load of each candidate.
    */
   loadChanged?(instance: Instance): void;
-  /** Releases the strategy's resources. */
   close?(): void;
 }
 
@@ -313,7 +312,6 @@ class LoadOrder implements Iterable<Instance> {
     this.#move(place, higher?.load === load ? higher : this.#insert(load, lower, higher));
   }
 
-  /** To the end of its level. */
   moved(instance: Instance): void {
     const place = this.#places.get(instance);
     if (place?.after !== undefined) this.#move(place, place.level);

@@ -16,7 +16,6 @@ export interface SignalsStatus {
   readonly prefill_waiting: number;
   /** KV that is ready at prefill instances and that no decode instance has read (pull). */
   readonly kv_unread: {
-    /** Parts of requests. */
     readonly count: number;
     /** Bytes, of the instances whose side channel was read. */
     readonly bytes: number | null;
@@ -33,11 +32,8 @@ export interface SignalsStatus {
 
 /** How many prefill instances the present decode instances need. */
 export interface RecommendedInstances {
-  /** Prefill instances. */
   readonly prefill: number;
-  /** Decode instances: those that are available. */
   readonly decode: number;
-  /** The measurement behind it. */
   readonly reason: string;
 }
 
@@ -45,7 +41,6 @@ interface Bucket {
   readonly beganAtMs: number;
   promptTokens: number;
   cachedTokens: number;
-  /** Time that prefill instances computed. */
   workMs: number;
 }
 
@@ -62,7 +57,6 @@ const BUSY = 0.8;
 export interface SignalsOptions {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
-  /** Knows the lengths of blocks. */
   readonly pairing: Pairing | undefined;
   /** What prompts cost, as far as prefill legs have shown. */
   readonly costs: PrefillCosts;
@@ -124,7 +118,6 @@ export class AutoscalingSignals {
     return () => this.#unread.leave(unread);
   }
 
-  /** The present values. */
   status(): SignalsStatus {
     const { prefillers, decoders } = this.#options;
     const loads = (pool: InstancePool) =>
@@ -132,7 +125,6 @@ export class AutoscalingSignals {
     return signalsOf([this.measured()], loads(prefillers), loads(decoders));
   }
 
-  /** What this process has measured. */
   measured(): MeasuredSignals {
     const nowMs = this.#options.clock.now();
     const recent = this.#buckets.filter(({ beganAtMs }) => beganAtMs > nowMs - BUCKETS * BUCKET_MS);
@@ -161,7 +153,6 @@ export class AutoscalingSignals {
  * the same instances add up.
  */
 export interface MeasuredSignals {
-  /** Tokens of prompts. */
   readonly promptTokens: number;
   /** Tokens of these that prefill instances had cached. */
   readonly cachedTokens: number;
@@ -183,9 +174,7 @@ export interface MeasuredSignals {
 
 /** The load of an instance. */
 export interface InstanceLoad {
-  /** Visits under way. */
   readonly inFlight: number;
-  /** Whether it takes requests. */
   readonly available: boolean;
 }
 

@@ -274,7 +274,6 @@ export class PrometheusMetrics implements Metrics {
     return this.#registry.contentType;
   }
 
-  /** All metrics in Prometheus' text format. */
   text(): Promise<string> {
     this.#readInstances();
     return this.#registry.metrics();

@@ -87,7 +87,6 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     });
   }
 
-  /** Adds a chunk that has come. */
   push(chunk: Uint8Array, sender: Sender): void {
     const resolve = this.#resolve;
     if (resolve !== undefined) {
@@ -103,14 +102,12 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     }
   }
 
-  /** Ends the body. */
   end(): void {
     this.#ended = true;
     this.#resolve?.(DONE);
     this.#resolve = undefined;
   }
 
-  /** Ends the body with an error. */
   fail(error: Error): void {
     this.#failure = error;
     if (this.#resolve !== undefined) this.#reject?.(error);

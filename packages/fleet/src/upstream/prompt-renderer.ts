@@ -14,11 +14,9 @@ export interface PromptRendererOptions {
    * nothing.
    */
   readonly renderers: InstancePool;
-  /** Sends the requests. */
   readonly upstream: Upstream;
   /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
-  /** Clock, randomness, log and metrics. */
   readonly ambient: Ambient;
 }
 

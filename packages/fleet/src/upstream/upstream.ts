@@ -13,13 +13,9 @@ export type AnswerHeaders = Readonly<Record<string, string | string[] | undefine
 
 /** An HTTP request to an instance. */
 export interface UpstreamRequest {
-  /** For error messages. */
   readonly role: Role;
-  /** The instance's base URL. */
   readonly url: string;
-  /** The HTTP method. */
   readonly method: "GET" | "POST";
-  /** Appended to the URL. */
   readonly path: string;
   /** Names in lower case. */
   readonly headers: Readonly<Record<string, string | string[]>>;
@@ -35,7 +31,6 @@ export interface UpstreamRequest {
 
 /** The head of an instance's answer, and its body as it arrives. */
 export interface UpstreamAnswer {
-  /** The HTTP status. */
   readonly status: number;
   /** Names in lower case. */
   readonly headers: AnswerHeaders;
@@ -57,7 +52,6 @@ export interface UpstreamOptions extends ConnectionPoolOptions {
  */
 export class Upstream {
   readonly #connections: ConnectionPool;
-  /** Those that are being sent. */
   readonly longBodies: LongBodies;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
@@ -95,7 +89,6 @@ export class Upstream {
     });
   }
 
-  /** Closes all connections. */
   close(): Promise<void> {
     return this.#connections.close();
   }

@@ -35,7 +35,6 @@ export interface CompatibilityExplanation {
   readonly differences: readonly FactorDifference[];
   /** Number of hashes that were compared with the peer's. */
   readonly tried: number;
-  /** One sentence for an error message. */
   readonly text: string;
 }
 

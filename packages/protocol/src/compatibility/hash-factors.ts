@@ -20,7 +20,6 @@ export type Factors = Readonly<Record<string, unknown>> | undefined;
 export interface HashClues {
   /** The server's version, such as "0.33.0"; undefined tries those of vLLM 0.32 and 0.33. */
   readonly vllmVersion: string | undefined;
-  /** Names of the model. */
   readonly models: readonly string[];
   /** The metadata of rank (0, 0). */
   readonly metadata: AgentMetadata;
@@ -29,7 +28,6 @@ export interface HashClues {
    * that is not known.
    */
   readonly versions?: readonly VllmVersion[] | undefined;
-  /** Tensor-parallel size of the engine. */
   readonly tpSize: number;
   /** `cache_dtype` of the engine's cache config, where it is known. */
   readonly cacheDtype: string | undefined;
@@ -47,7 +45,6 @@ export interface HashClues {
 export interface HashSearch {
   /** The factors that have the hash; undefined when no tried combination has it. */
   readonly factors: Factors;
-  /** Combinations that were tried. */
   readonly tried: number;
 }
 

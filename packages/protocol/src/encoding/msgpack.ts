@@ -6,7 +6,6 @@ import { Encoder, ExtensionCodec } from "@msgpack/msgpack";
 export interface MsgpackLimits {
   /** Length of the whole message in bytes. */
   readonly maxBytes: number;
-  /** Levels of nested lists and maps. */
   readonly maxDepth: number;
   /** Elements of one list, or entries of one map. */
   readonly maxItems: number;
@@ -45,7 +44,6 @@ export const MSGPACK_LIMITS: MsgpackLimits = {
  */
 export class Float64 {
   constructor(
-    /** The number. */
     readonly value: number,
   ) {}
 }
@@ -116,9 +114,7 @@ const LONG_LIST = 1000;
 interface Container {
   readonly value: unknown[] | Record<string, unknown>;
   key: string | undefined;
-  /** Elements or entries in all. */
   readonly items: number;
-  /** Values still to come, keys included. */
   left: number;
 }
 

@@ -11,7 +11,6 @@ import { isDigest } from "../transfer-params/prompt-digest.js";
  * stop.
  */
 export interface LeaseQuery {
-  /** The engine that D read from. */
   readonly engineId: string;
   /** P's id of the request, as in `remote_request_id`. */
   readonly requestId: string;
@@ -36,7 +35,6 @@ export interface LeaseQuery {
 
 /** The start of a prompt. */
 export interface PromptPrefix {
-  /** Tokens from the start. */
   readonly numTokens: number;
   /** Of these tokens, see `promptDigest`. */
   readonly digest: string;

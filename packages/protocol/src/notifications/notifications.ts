@@ -41,7 +41,6 @@ export type KvNotification =
    * Push: P has written (vLLM: the same form).
    */
   | {
-      /** Distinguishes the notifications. */
       readonly kind: "done";
       /** The id that the receiver of the notification knows the request by. */
       readonly requestId: string;
@@ -51,7 +50,6 @@ export type KvNotification =
   /** D extends the leases of these requests (vLLM: `"HB:id1,id2"`). */
   | {
       readonly kind: "heartbeat";
-      /** P's ids of the requests. */
       readonly requestIds: readonly string[];
     }
   /**
@@ -60,7 +58,6 @@ export type KvNotification =
    */
   | {
       readonly kind: "push-registration";
-      /** The map as received. */
       readonly registration: Readonly<Record<string, unknown>>;
     }
   /**
@@ -77,7 +74,6 @@ export type KvNotification =
   /** A message between `@kv` peers. */
   | {
       readonly kind: "extension";
-      /** The message as received. */
       readonly message: ExtensionMessage;
     };
 

@@ -191,21 +191,17 @@ export function decodeRegistration(
 export type PushControlMessage =
   /** D withdraws a registration. */
   | {
-      /** Distinguishes the messages. */
       readonly kind: "withdrawal";
-      /** The registration, without blocks. */
       readonly registration: Registration;
     }
   /** P answers that it does not write. */
   | {
       readonly kind: "ended";
-      /** P's answer. */
       readonly ended: RegistrationEnded;
     }
   /** P answers that it has written. */
   | {
       readonly kind: "written";
-      /** P's answer. */
       readonly written: RegistrationWritten;
     };
 

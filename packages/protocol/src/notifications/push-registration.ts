@@ -12,25 +12,17 @@ const MAX_GROUPS = 1024;
 export interface PushRegistration {
   /** D's own id of the request. */
   readonly requestId: string;
-  /** D's engine id. */
   readonly decodeEngineId: string;
-  /** Where D answers handshakes. */
   readonly decodeHost: string;
-  /** Port of D's side channel. */
   readonly decodePort: number;
-  /** D's tensor-parallel size. */
   readonly decodeTpSize: number;
   /** Logical block ids per KV cache group, which P writes into. */
   readonly localBlockIds: BlockIds;
   /** Engine id of the P that is to write. */
   readonly remoteEngineId: string;
-  /** Host of P's side channel. */
   readonly remoteHost: string;
-  /** Port of P's side channel. */
   readonly remotePort: number;
-  /** P's tensor-parallel size. */
   readonly remoteTpSize: number;
-  /** P's pipeline-parallel size. */
   readonly remotePpSize: number;
   /** `transfer_id` of D's parameters, which vLLM 0.33 does not send; undefined when absent. */
   readonly transferId?: string | undefined;

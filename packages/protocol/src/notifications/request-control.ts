@@ -21,9 +21,7 @@ const MAX_HEARTBEAT_IDS = 100_000;
 
 /** A request at P and the proof that the sender holds its `kv_transfer_params`. */
 export interface RequestProof {
-  /** P's id of the request. */
   readonly requestId: string;
-  /** The request's capability. */
   readonly capability: string;
 }
 
@@ -31,7 +29,6 @@ export interface RequestProof {
 export type RequestControlMessage =
   /** A reader has the blocks, or will not read them; as `done` of `KvNotification`. */
   | (RequestProof & {
-      /** Distinguishes the messages. */
       readonly kind: "done";
       /** How many of these messages P's rank waits for. */
       readonly readers: number;
@@ -39,7 +36,6 @@ export type RequestControlMessage =
   /** D extends the leases of these requests. */
   | {
       readonly kind: "heartbeat";
-      /** The requests. */
       readonly requests: readonly RequestProof[];
     };
 

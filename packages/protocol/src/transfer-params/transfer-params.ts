@@ -62,13 +62,10 @@ export interface RemotePrefillParams {
    * response had none.
    */
   readonly remoteBlockIds: BlockIds;
-  /** P's engine id. */
   readonly remoteEngineId: string;
   /** P's id of the request, used in notifications. */
   readonly remoteRequestId: string;
-  /** Host of P's side channel. */
   readonly remoteHost: string;
-  /** Port of P's side channel. */
   readonly remotePort: number;
   /** P's tensor-parallel size. Default 1. */
   readonly tpSize: number;
@@ -99,13 +96,11 @@ export interface RemotePrefillParams {
 export type RequestParams =
   /** No transfer. */
   | {
-      /** Distinguishes the requests. */
       readonly kind: "local";
     }
   /** P computes the prompt and keeps the blocks for a D. */
   | {
       readonly kind: "remote-decode";
-      /** The parameters as received. */
       readonly given: KvTransferParams;
     }
   /** D receives the prompt's KV from a P. */

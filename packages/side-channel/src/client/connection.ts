@@ -12,7 +12,6 @@ export type ConnectionStage = "connecting" | "greeting" | "established";
 export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanism"> {
   /** IP address, or a name that Node looks up. */
   readonly host: string;
-  /** TCP port. */
   readonly port: number;
   /** The keys of CURVE. Undefined: NULL. @default undefined */
   readonly curve?: CurveKeySource;
@@ -53,7 +52,6 @@ export class ZmqConnection {
   /** Called once with the reason when the connection is refused or lost. */
   onLost: (loss: ConnectionLoss) => void = () => {};
 
-  /** Connects at once. */
   constructor(options: ZmqConnectionOptions) {
     const { host, port, curve, socketType } = options;
     this.#options = options;
@@ -74,7 +72,6 @@ export class ZmqConnection {
     socket.on("close", () => this.#lose(this.#whyClosed()));
   }
 
-  /** How far the connection has come. */
   get stage(): ConnectionStage {
     return this.#stage;
   }
@@ -84,13 +81,11 @@ export class ZmqConnection {
     return this.#lost;
   }
 
-  /** Sends a message. */
   send(frames: readonly Uint8Array[]): void {
     this.#sentBytes = frames.reduce((sum, { byteLength }) => sum + byteLength, 0);
     this.#write(this.#session.encode(frames));
   }
 
-  /** Subscribes a SUB to all topics. */
   subscribe(): void {
     this.#write(this.#session.encodeSubscription());
   }

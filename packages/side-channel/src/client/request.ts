@@ -11,7 +11,6 @@ import type { IdleConnections } from "./idle-connections.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
-  /** What a reply may be. */
   readonly replies: { readonly maxFrames: number; readonly maxMessageBytes: number };
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;

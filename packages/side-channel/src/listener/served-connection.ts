@@ -18,7 +18,6 @@ export interface ConnectionHost {
   answering(change: 1 | -1): void;
   /** The peer has not taken all bytes that were written. */
   sending(connection: ServedConnection): void;
-  /** It took them. */
   sent(connection: ServedConnection): void;
   closed(connection: ServedConnection): void;
   /** Logs, at a limited rate, what a peer did wrong. */

@@ -22,7 +22,6 @@ export interface CurveKeys {
 
 /** Options of `curveServer` and `curveClient`. */
 export interface CurveOptions {
-  /** Type of this side's socket. */
   readonly socketType: string;
   /** The keys that are valid now: a server accepts each, a client uses the first. */
   readonly keys: () => readonly CurveKeys[];
@@ -73,9 +72,7 @@ export function curveClient(options: CurveOptions): ZmtpMechanism {
 interface Welcomed {
   /** The long-term keys that the client's HELLO was made for. */
   readonly keys: CurveKeys;
-  /** C'. */
   readonly client: Uint8Array;
-  /** s'. */
   readonly privateKey: KeyObject;
   readonly cookie: Uint8Array;
 }
@@ -288,7 +285,6 @@ const COMMAND = 0x02;
 
 /** The nonces of one connection, and its messages after the handshake. */
 class CurveTraffic {
-  /** The key of its boxes. */
   key: Uint8Array = new Uint8Array(0);
   readonly #sends: string;
   readonly #receives: string;
@@ -300,7 +296,6 @@ class CurveTraffic {
     this.#receives = receives;
   }
 
-  /** The next nonce of this side. */
   next(): Uint8Array {
     const nonce = new Uint8Array(NONCE_BYTES);
     this.#sent += 1n;

@@ -5,7 +5,6 @@ export type ZmtpMechanismName = "NULL" | "CURVE";
 
 /** What a greeting says. */
 export interface ZmtpGreeting {
-  /** The security mechanism, as text. */
   readonly mechanism: string;
   /** The sender is the server of its mechanism. Only CURVE has one. */
   readonly asServer: boolean;

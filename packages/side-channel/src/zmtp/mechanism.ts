@@ -34,7 +34,6 @@ export interface ZmtpMechanism {
     readonly send: readonly Uint8Array[];
     readonly peer?: ZmtpMetadata | undefined;
   };
-  /** The frame as it is sent. */
   seal(frame: ZmtpFrame): ZmtpFrame;
   /** The frame that was sealed. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
   unseal(frame: ZmtpFrame): ZmtpFrame;

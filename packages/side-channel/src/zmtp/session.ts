@@ -13,7 +13,6 @@ import { encodeCommands, nullMechanism, type ZmtpMechanism } from "./mechanism.j
 
 /** Options of `ZmtpSession`. */
 export interface ZmtpSessionOptions {
-  /** Type of this side's socket. */
   readonly socketType: "ROUTER" | "REQ" | "SUB";
   /** Types of the other side's socket that are accepted. */
   readonly peerTypes: readonly string[];
@@ -30,7 +29,6 @@ export interface ZmtpSessionOptions {
 
 /** The session must send something: part of the handshake, or a PONG. */
 export interface ZmtpSendEvent {
-  /** Kind of the event. */
   readonly type: "send";
   /** Bytes to send, in order. */
   readonly chunks: readonly Uint8Array[];
@@ -38,7 +36,6 @@ export interface ZmtpSendEvent {
 
 /** The handshake is over: messages may be sent. */
 export interface ZmtpReadyEvent {
-  /** Kind of the event. */
   readonly type: "ready";
   /** The peer's minor version of ZMTP 3. */
   readonly minor: number;
@@ -46,9 +43,7 @@ export interface ZmtpReadyEvent {
 
 /** A message has arrived. */
 export interface ZmtpMessageEvent {
-  /** Kind of the event. */
   readonly type: "message";
-  /** Its frames, with the delimiter. */
   readonly frames: readonly Uint8Array[];
 }
 
@@ -96,7 +91,6 @@ export class ZmtpSession {
     return this.#greetedBytes > 0;
   }
 
-  /** The peer's greeting is complete. */
   get greetingComplete(): boolean {
     return this.#greetedBytes === GREETING_BYTES;
   }
