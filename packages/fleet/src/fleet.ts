@@ -63,9 +63,7 @@ export interface FleetOptions extends FrontEndOptions {
 export interface FleetStatus {
   /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
-  /** True from the call of `close`. */
   readonly draining: boolean;
-  /** Signals for autoscalers, as far as the front end sees them. */
   readonly signals: SignalsStatus;
   readonly prefillers: readonly InstanceStatus[];
   readonly decoders: readonly InstanceStatus[];
@@ -75,12 +73,10 @@ export interface FleetStatus {
 export interface FleetHealth {
   /** True while an instance of each role and a pair are available, and it does not drain. */
   readonly ok: boolean;
-  /** The JSON of `/health`. */
   readonly body: {
     readonly status: "ok" | "unavailable";
     readonly prefill_instances: number;
     readonly decode_instances: number;
-    /** Whether a prefill and a decode instance that fit are available. */
     readonly paired: boolean;
   };
 }
@@ -91,7 +87,6 @@ export interface FleetHealth {
  * (metrics, status, signals).
  */
 export class Fleet {
-  /** Clock, randomness, log, tracer and metrics, with their defaults. */
   readonly ambient: Ambient;
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** Undefined where pairing is off. */
@@ -99,9 +94,7 @@ export class Fleet {
   readonly upstream: Upstream;
   /** The front end's own requests to them. */
   readonly get: InstanceGet;
-  /** The source of instances besides the settings' lists. */
   readonly discovery: ObservedDiscovery | undefined;
-  /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
   /** Where long bodies wait to be parsed: together they take at most a quarter of the time. */
   readonly parses: YieldingQueue;

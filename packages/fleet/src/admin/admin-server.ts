@@ -15,7 +15,6 @@ export interface AdminServerOptions {
     | AdminHosts
     | { readonly host: string; readonly token?: undefined; readonly allowedHosts?: undefined }
   );
-  /** Times event streams. */
   readonly clock: Clock;
   readonly operations: AdminOperations;
 }
@@ -25,14 +24,11 @@ export interface AdminServerOptions {
  * no route.
  */
 export interface AdminOperations {
-  /** The JSON of `/status`. */
   status(): object | Promise<object>;
-  /** What `/metrics` answers. */
   readonly metrics: { readonly contentType: string; text(): Promise<string> };
   /** The JSON of `/health`, which has the status 503 unless `ok`. */
   health?(): Promise<{ readonly ok: boolean; readonly body: object }>;
   readonly page?: PageOperations | undefined;
-  /** As the function `changeInstance`. */
   changeInstance?(change: InstanceChange, body: unknown): Promise<object>;
 }
 
@@ -85,7 +81,6 @@ export class AdminServer {
   readonly #options: AdminServerOptions;
   readonly #http: HttpServer;
   readonly #streams = new Set<ServerResponse>();
-  /** By method and path. */
   readonly #routes = new Map<string, (turn: Turn) => Promise<void>>();
 
   constructor(options: AdminServerOptions) {

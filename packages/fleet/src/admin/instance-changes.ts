@@ -24,7 +24,6 @@ export interface ChangedInstances {
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** Asks a new instance for its models. */
   readonly get: InstanceGet;
-  /** Time limit of its answer, in milliseconds. */
   readonly timeoutMs: number;
   /** A model that a new instance must have. @default any */
   readonly model?: string | undefined;

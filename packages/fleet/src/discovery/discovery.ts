@@ -26,7 +26,6 @@ export class DiscoveryFollower {
   readonly #name: string;
   readonly #pools: Readonly<Record<Role, InstancePool>>;
   readonly #log: Log;
-  /** The instances that this discovery has added, by name. */
   readonly #added = {
     prefill: new Map<string, InstanceSpec>(),
     decode: new Map<string, InstanceSpec>(),
@@ -56,7 +55,6 @@ export class DiscoveryFollower {
     this.#watch.close();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

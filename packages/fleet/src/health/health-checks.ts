@@ -8,11 +8,8 @@ import type { InstancePool } from "../routing/instance-pool.js";
 export interface HealthSettings {
   /** Between two rounds of checks, in milliseconds; 0 disables them. */
   readonly intervalMs: number;
-  /** Time limit of one check, in milliseconds. */
   readonly timeoutMs: number;
-  /** Path that is requested, such as `/health`. */
   readonly path: string;
-  /** Failed checks in a row that eject an instance. */
   readonly failures: number;
 }
 
@@ -96,7 +93,6 @@ export class HealthChecks {
     this.#timer?.cancel();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

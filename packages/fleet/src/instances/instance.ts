@@ -10,7 +10,6 @@ export type Role = "prefill" | "decode";
 export interface InstanceId {
   /** Base URL without a slash at its end, such as `http://p1:8100`. */
   readonly url: string;
-  /** The rank of a data-parallel server that this instance stands for. */
   readonly dataParallelRank?: number | undefined;
 }
 
@@ -25,7 +24,6 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
  * responded. An absent member has vLLM's default, or is taken from the instance's responses.
  */
 export interface InstanceKv {
-  /** vLLM's `engine_id`. */
   readonly engineId?: string | undefined;
   /** Host of the engine's side channel. @default the host of the instance's URL */
   readonly host?: string | undefined;
@@ -45,7 +43,6 @@ export interface InstanceSpec extends InstanceId {
   readonly kvEvents?: string | undefined;
   /** ZMQ endpoint of the replay socket of its KV events, `tcp://host:port`. */
   readonly kvEventsReplay?: string | undefined;
-  /** The id, TP size and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
   /**
    * Announces which instances it fits, for pairing without its side channel: those with the same
@@ -130,7 +127,6 @@ export interface PairingStatus {
     readonly prefill: string;
     readonly decode: string;
   }[];
-  /** `host:port` of the side channel. */
   readonly side_channel: string | null;
   readonly engine_id: string | null;
   readonly compatibility_hash: string | null;
@@ -138,7 +134,6 @@ export interface PairingStatus {
   readonly tp_size: number | null;
   readonly block_size: number | null;
   readonly kv_cache_layout: string | null;
-  /** `pull` or `push`. */
   readonly transfer_mode: string | null;
   /** The engine may have been restarted, and was not read since. */
   readonly stale: boolean;

@@ -15,7 +15,6 @@ export interface InstanceTimes {
    * How long an instance is left out after a failure; doubles with each further failure in a row.
    */
   readonly coolDownMs: number;
-  /** The longest cool-down. */
   readonly maxCoolDownMs: number;
   /** How long an ejected instance that is back takes a growing share of the requests. */
   readonly slowReturnMs: number;
@@ -23,7 +22,6 @@ export interface InstanceTimes {
 
 /** The collaborators of a `PooledInstance`. */
 export interface PooledInstanceOptions {
-  /** Times cool-downs. */
   readonly clock: Clock;
   readonly times: InstanceTimes;
   /**
@@ -44,14 +42,10 @@ export interface PooledInstanceOptions {
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
 export class PooledInstance implements Instance {
   readonly role: Role;
-  /** Base URL without a slash at its end. */
   readonly url: string;
-  /** The rank of a data-parallel server that it stands for. */
   readonly dataParallelRank: number | undefined;
   readonly kvEvents: string | undefined;
-  /** ZMQ endpoint of the replay socket of its KV events. */
   readonly kvEventsReplay: string | undefined;
-  /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
   readonly label: string | undefined;
   readonly #clock: Clock;
@@ -115,7 +109,6 @@ export class PooledInstance implements Instance {
     return this.#draining;
   }
 
-  /** When a visit or a health check succeeded last, on the clock. */
   get seenAtMs(): number {
     return this.#seenAtMs;
   }
@@ -182,7 +175,6 @@ export class PooledInstance implements Instance {
     this.#changed();
   }
 
-  /** Resolves when no visit is under way. */
   idle(): Promise<void> {
     if (this.#inFlight === 0) return Promise.resolve();
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));

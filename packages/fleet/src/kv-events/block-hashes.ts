@@ -14,7 +14,6 @@ export class BlockHashes {
   #high = new Uint32Array(FIRST_ROWS);
   /** The block in the tree, 0 while it has no place. Of a free number, the next free one. */
   #blocks = new Uint32Array(FIRST_ROWS);
-  /** By group, how many copies it has. */
   readonly #copies = new Map<number, Uint8Array>();
   readonly #table = new HashTable((number) => this.#low[number] ?? 0);
   /** By their blocks. Made when it is asked for first, by an instance with several groups. */
@@ -76,7 +75,6 @@ export class BlockHashes {
       if (this.#blocks[number] !== 0 && this.hasCopies(number)) yield number;
   }
 
-  /** How many copies of a hash a group has. */
   copies(number: number, group: number): number {
     return this.#copies.get(group)?.[number] ?? 0;
   }
@@ -92,7 +90,6 @@ export class BlockHashes {
     return number;
   }
 
-  /** Whether any group has a copy of a hash. */
   hasCopies(number: number): boolean {
     for (const counts of this.#copies.values()) if ((counts[number] ?? 0) > 0) return true;
     return false;

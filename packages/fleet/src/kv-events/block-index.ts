@@ -35,7 +35,6 @@ interface Run {
 export class BlockIndex {
   readonly #tree: BlockTree;
   readonly #instance: Instance;
-  /** The number of the instance in the tree. */
   #holder: number;
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
@@ -73,7 +72,6 @@ export class BlockIndex {
     return this.#contradictions;
   }
 
-  /** Records blocks that were stored, in steps. */
   *stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): Steps {
     const isWhole = tokens.length === hashes.length * blockSize;
     if (!this.#learn(group, blockSize, isWhole)) return;

@@ -29,7 +29,6 @@ type Several = readonly number[] | BitSet;
 /** Instances that may hold something. */
 export interface Holders extends Iterable<Instance> {
   readonly size: number;
-  /** Whether an instance is one of them. */
   has(instance: Instance): boolean;
 }
 
@@ -121,7 +120,6 @@ export class BlockTree {
     return block;
   }
 
-  /** Records that a holder has a block. */
   hold(block: number, holder: number): void {
     const known = this.#holders[block] ?? 0;
     if (known === 0) this.#holders[block] = holder;

@@ -11,7 +11,6 @@ const MAX_DEPTH = 20;
  */
 interface Segment {
   readonly numbers: Uint32Array;
-  /** Bits that the hashes have in common. */
   readonly depth: number;
   size: number;
 }

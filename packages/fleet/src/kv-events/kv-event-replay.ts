@@ -6,7 +6,6 @@ import { SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 export interface ReplayOptions {
   /** `tcp://host:port` of the publisher's replay socket. */
   readonly endpoint: string;
-  /** The first batch that is asked for. */
   readonly from: bigint;
   readonly clock: Clock;
   readonly signal: AbortSignal;

@@ -123,7 +123,6 @@ export class KvEventSubscriber implements CachedPrefixes {
     if (memory !== undefined) void this.#options.turns.run(memory);
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

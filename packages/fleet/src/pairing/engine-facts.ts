@@ -30,9 +30,7 @@ export interface EngineFacts {
    * search.
    */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
-  /** The answer of `GET /version`. */
   readonly vllmVersion: string | undefined;
-  /** Names of the model, from `GET /v1/models`. */
   readonly models: readonly string[];
   /** Tensor-parallel size, from the configuration or from the instance's answers. */
   readonly tpSize: number | undefined;
@@ -49,7 +47,6 @@ export interface InstanceGetRequest {
   readonly role: Role;
   readonly url: string;
   readonly path: string;
-  /** The request rejects when there is no answer by then, in milliseconds. */
   readonly timeoutMs: number;
 }
 
@@ -65,7 +62,6 @@ export type InstanceGet = (
 export interface SideChannelAddress {
   /** Host name or IP address; an IPv6 address has no brackets. */
   readonly host: string;
-  /** TCP port, 1 to 65535. */
   readonly port: number;
 }
 
@@ -74,7 +70,6 @@ export interface ReadEngineOptions {
   readonly address: SideChannelAddress;
   readonly sideChannel: SideChannel;
   readonly get: InstanceGet;
-  /** For the side channel, and for each GET. */
   readonly timeoutMs: number;
   readonly signal: AbortSignal;
 }

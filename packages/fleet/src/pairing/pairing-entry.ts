@@ -30,15 +30,11 @@ export interface AnyPartner {
 
 /** The engine of a prefill instance, as an answer's `kv_transfer_params` name it. */
 export interface AnsweredEngine {
-  /** `remote_engine_id`. */
   readonly engineId: string;
   /** `remote_host`: the host of its side channel. */
   readonly host: string;
-  /** `remote_port`. */
   readonly port: number;
-  /** `tp_size`. */
   readonly tpSize: number;
-  /** `transfer_mode`. */
   readonly mode: "pull" | "push";
 }
 
@@ -48,11 +44,9 @@ export interface AnsweredEngine {
  */
 export interface Kind {
   readonly key: string;
-  /** A number of its own. */
   readonly id: number;
   /** Never empty. */
   readonly entries: Set<Entry>;
-  /** The check with each kind of the other role. */
   readonly checks: Map<Kind, PairCheck>;
 }
 
@@ -76,7 +70,6 @@ export class Entry {
   readAtMs = Number.NEGATIVE_INFINITY;
   /** Those that fit the same instances. Undefined until its first check. */
   kind: Kind | undefined = undefined;
-  /** What the last log line said. */
   logged = "";
 
   readonly origin: string;

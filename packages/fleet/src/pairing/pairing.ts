@@ -242,7 +242,6 @@ export class Pairing {
     return own.kind.checks.get(partner.kind)?.fits === true;
   }
 
-  /** Whether a prefill and a decode instance that fit are available. */
   hasPair(): boolean {
     return this.#hasPair(({ instance }) => instance.available());
   }
@@ -283,7 +282,6 @@ export class Pairing {
     for (const entry of this.#all()) entry.timer?.cancel();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

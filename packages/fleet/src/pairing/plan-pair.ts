@@ -11,7 +11,6 @@ import { handshakeTargetRanks } from "@kv/topology";
 
 /** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
 export interface PairToPlan {
-  /** Metadata of the engine that computes the prompt. */
   readonly prefill: AgentMetadata;
   readonly decode: AgentMetadata;
   readonly prefillTp: number;

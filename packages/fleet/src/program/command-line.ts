@@ -9,12 +9,10 @@ import { type Setting, settingsIn, withoutDefault } from "../settings/settings-t
  * command line has.
  */
 export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
-  /** Its name, such as `kv-proxy`. */
   readonly name: string;
   readonly description: string;
   /** `import.meta.url` of a module of its package. */
   readonly module: string;
-  /** The package whose README describes the settings. */
   readonly readme: string;
   readonly file: File;
   /** The flags that are no settings. One of them is `--config`. */
@@ -24,7 +22,6 @@ export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject
 /** What a command line gives. */
 export interface Given<File extends z.ZodObject, Flags extends z.ZodObject> {
   readonly given: z.input<File>;
-  /** The settings of the file of `--config`. */
   readonly inFile: z.input<File>;
   readonly flags: z.output<Flags>;
 }

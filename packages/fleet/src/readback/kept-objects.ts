@@ -19,7 +19,6 @@ export interface KeepAnswer {
   readonly kept: boolean;
   /** Objects that the caller has D free, to make room. */
   readonly release: readonly KeptObject[];
-  /** Objects that the caller has D free, as they have expired. */
   readonly expired: readonly KeptObject[];
 }
 
@@ -34,7 +33,6 @@ export interface FoundLengths {
    * take.
    */
   readonly crowded: readonly string[];
-  /** Objects that the caller has D free, as they have expired. */
   readonly expired: readonly KeptObject[];
 }
 
@@ -44,7 +42,6 @@ export interface PinnedStatus {
   readonly objects: number;
   /** Blocks that it holds for them; those that are being read or freed count too. */
   readonly blocks: number;
-  /** Bytes of these, where they are known. */
   readonly bytes: number;
   /** The most blocks that conversations may hold there. */
   readonly budget_blocks: number;

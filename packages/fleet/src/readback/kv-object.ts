@@ -12,7 +12,6 @@ export interface KvObject {
   readonly generation: number;
   /** Tokens whose KV D holds, from the first of the prompt. */
   readonly tokens: number;
-  /** The blocks that D keeps for it. */
   readonly blocks: readonly number[];
   readonly tpSize: number;
   /**

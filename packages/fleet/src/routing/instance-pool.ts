@@ -16,11 +16,9 @@ import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `InstancePool`. */
 export interface InstancePoolOptions extends PooledInstanceOptions {
-  /** The role of all instances of the pool. */
   readonly role: Role;
   /** The instances at the start; more come and go by `add` and `remove`. */
   readonly instances: readonly InstanceSpec[];
-  /** Chooses among the instances that take requests. */
   readonly routing: Routing;
   /** Draws which requests instances take after their ejection. */
   readonly random: Random;
@@ -32,7 +30,6 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
 
 /** The instances of one role. */
 export class InstancePool {
-  /** The role of all instances of the pool. */
   readonly role: Role;
   readonly routing: string;
   readonly #routing: Routing;
@@ -141,7 +138,6 @@ export class InstancePool {
     return this.#routing.cachedTokens?.(instance, context, charactersPerToken);
   }
 
-  /** As `Routing.readsTokenIds`. */
   readsTokenIds(): boolean {
     return this.#routing.readsTokenIds?.() ?? false;
   }
@@ -158,7 +154,6 @@ export class InstancePool {
     return this.#instances.filter((instance) => instance.available()).length;
   }
 
-  /** The state of each instance as JSON. */
   status(): InstanceStatus[] {
     const { pairing } = this.#options;
     return this.#instances.map((instance) => ({

@@ -9,7 +9,6 @@ import type { InstancePool } from "./instance-pool.js";
 /** A prefill leg that has ended with a computed prompt. */
 export interface EndedPrefill {
   readonly request: GenerationRequest;
-  /** The answer's `usage`. */
   readonly usage: unknown;
   /**
    * Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage.

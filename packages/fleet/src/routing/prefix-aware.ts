@@ -196,7 +196,6 @@ class RememberedPrefixes {
     return this.#holders.size === 0;
   }
 
-  /** How many characters of the prompt an instance got before. */
   characters(context: RoutingContext, instance: Instance): number {
     const keys = this.#keysOf(context);
     const missing = keys.findIndex((key) => this.#holders.get(key)?.has(instance) !== true);

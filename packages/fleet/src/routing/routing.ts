@@ -149,7 +149,6 @@ export class LeastLoaded {
     for (const order of this.#orders.values()) order.moved(instance);
   }
 
-  /** The requests in flight of the least loaded candidate. */
   fewest(candidates: readonly Instance[]): number {
     const order = this.#orderOf(candidates);
     if (order !== undefined) return order.first?.inFlight ?? Number.POSITIVE_INFINITY;
@@ -158,14 +157,12 @@ export class LeastLoaded {
     return fewest;
   }
 
-  /** The candidates, the least loaded first. */
   inOrder(candidates: readonly Instance[]): Iterable<Instance> {
     return (
       this.#orderOf(candidates) ?? [...candidates].sort((one, other) => this.#compare(one, other))
     );
   }
 
-  /** Whether the instance is one of the candidates. */
   has(candidates: readonly Instance[], instance: Instance): boolean {
     const order = this.#orderOf(candidates);
     if (order !== undefined) return order.has(instance);

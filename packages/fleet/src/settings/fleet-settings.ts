@@ -163,7 +163,6 @@ const settings = z.object(fleetSettings);
 export interface FleetSettings extends z.output<typeof settings> {
   /** Names of the clients' headers that instances get, beside those that all get. */
   readonly forwardHeaders: readonly string[];
-  /** As `instanceTimes`. */
   readonly timeouts: z.output<typeof times>;
 }
 /** The settings of `Fleet` as a program, a file or a command line gives them. */

@@ -6,7 +6,6 @@ import { z } from "zod";
 interface About {
   readonly description: string;
   readonly flag?: string | undefined;
-  /** The heading of its flag in the help. */
   readonly heading?: string | undefined;
   /** What holds where it is not given, with its unit; undefined: nothing. */
   readonly usual?: string | undefined;

@@ -58,7 +58,6 @@ export interface SignalsOptions {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
   readonly pairing: Pairing | undefined;
-  /** What prompts cost, as far as prefill legs have shown. */
   readonly costs: PrefillCosts;
   readonly clock: Clock;
   readonly metrics: Metrics;
@@ -154,9 +153,7 @@ export class AutoscalingSignals {
  */
 export interface MeasuredSignals {
   readonly promptTokens: number;
-  /** Tokens of these that prefill instances had cached. */
   readonly cachedTokens: number;
-  /** Time that prefill instances computed, in milliseconds. */
   readonly workMs: number;
   /** The time that was measured, in milliseconds. */
   readonly windowMs: number;

@@ -224,7 +224,6 @@ export class PrometheusMetrics implements Metrics {
       new Histogram({ ...options, buckets: BUCKETS_SECONDS, registers: [this.#registry] }),
   );
   readonly #pools: readonly InstancePool[];
-  /** The state of the instances at this scrape. */
   #instances: readonly LabelledStatus[] = [];
 
   constructor(pools: readonly InstancePool[]) {
@@ -249,7 +248,6 @@ export class PrometheusMetrics implements Metrics {
     }
   }
 
-  /** Adds whether the discovery's last reading succeeded. */
   addDiscovery(discovery: { readonly isCurrent: boolean }): void {
     addGauge(this.#registry, {
       name: "kv_proxy_discovery_current",
@@ -259,17 +257,14 @@ export class PrometheusMetrics implements Metrics {
     });
   }
 
-  /** Adds what ended turns hold at decode instances, which is read at each scrape. */
   addPinned(read: () => readonly PinnedStatus[]): void {
     addPinnedGauges(this.#registry, read);
   }
 
-  /** Adds the signals for autoscalers, which are read at each scrape. */
   addSignals(read: () => SignalsStatus): void {
     addSignalGauges(this.#registry, read);
   }
 
-  /** The `content-type` of `text`. */
   get contentType(): string {
     return this.#registry.contentType;
   }

@@ -11,7 +11,6 @@ const COUNTED: ReadonlySet<string> = new Set(["counter", "histogram"]);
  */
 export class WorkerMetrics {
   readonly #last = new Map<number, readonly MetricAsJson[]>();
-  /** The counters and histograms of workers that have ended. */
   readonly #ended: (readonly MetricAsJson[])[] = [];
 
   /** Takes what `PrometheusMetrics.json` of a worker has given. */
@@ -43,7 +42,6 @@ export class WorkerMetrics {
     return registry.metrics();
   }
 
-  /** The `content-type` of `text`. */
   get contentType(): string {
     return Registry.PROMETHEUS_CONTENT_TYPE;
   }

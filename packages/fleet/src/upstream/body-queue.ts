@@ -6,9 +6,7 @@ interface Sender {
 
 /** The first bytes of a body. */
 export interface LimitedBody {
-  /** The begin of the body, or all of it. */
   readonly bytes: Buffer;
-  /** Whether `bytes` is all of the body. */
   readonly complete: boolean;
 }
 

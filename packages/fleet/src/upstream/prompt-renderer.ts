@@ -15,7 +15,6 @@ export interface PromptRendererOptions {
    */
   readonly renderers: InstancePool;
   readonly upstream: Upstream;
-  /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
   readonly ambient: Ambient;
 }

@@ -42,7 +42,6 @@ export interface UpstreamAnswer {
 
 /** What an `Upstream` is made of. */
 export interface UpstreamOptions extends ConnectionPoolOptions {
-  /** Measures what it takes to send long bodies. */
   readonly clock: Clock;
 }
 
@@ -55,7 +54,6 @@ export class Upstream {
   readonly longBodies: LongBodies;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
-  /** Opens connections with the first requests. */
   constructor({ clock, ...options }: UpstreamOptions) {
     this.#connections = new ConnectionPool(options);
     this.longBodies = new LongBodies(clock);
@@ -93,7 +91,6 @@ export class Upstream {
     return this.#connections.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -231,7 +228,6 @@ const MOST_IDLE = 256;
 
 /** What `ConnectionPool` is made of. */
 export interface ConnectionPoolOptions {
-  /** The time to open a connection, in ms. */
   readonly connectMs: number;
   /** Called with the origin of an instance that has closed a kept connection. */
   readonly onClosed?: ((origin: string) => void) | undefined;

@@ -43,9 +43,7 @@ export const MSGPACK_LIMITS: MsgpackLimits = {
  * msgspec refuses an integer there.
  */
 export class Float64 {
-  constructor(
-    readonly value: number,
-  ) {}
+  constructor(readonly value: number) {}
 }
 
 /**

@@ -18,9 +18,7 @@ const REFUSAL_KEY = "kv_refusal";
 
 /** The rank whose metadata a peer asks for. */
 export interface HandshakeRequest {
-  /** Pipeline-parallel rank, from 0. */
   readonly ppRank: number;
-  /** Tensor-parallel rank, from 0. */
   readonly tpRank: number;
 }
 
@@ -47,7 +45,6 @@ export interface HandshakePayload {
 
 /** Both frames of a handshake reply. */
 export interface HandshakeReply {
-  /** The first frame. */
   readonly payload: HandshakePayload;
   /**
    * The listener's `time.perf_counter()` at the answer, in seconds; undefined from connector

@@ -10,7 +10,6 @@ const MAX_GROUPS = 1024;
  * (push_scheduler.py).
  */
 export interface PushRegistration {
-  /** D's own id of the request. */
   readonly requestId: string;
   readonly decodeEngineId: string;
   readonly decodeHost: string;
@@ -18,7 +17,6 @@ export interface PushRegistration {
   readonly decodeTpSize: number;
   /** Logical block ids per KV cache group, which P writes into. */
   readonly localBlockIds: BlockIds;
-  /** Engine id of the P that is to write. */
   readonly remoteEngineId: string;
   readonly remoteHost: string;
   readonly remotePort: number;
