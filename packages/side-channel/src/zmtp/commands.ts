@@ -17,15 +17,9 @@ export interface ZmtpMetadata {
  */
 export const MAX_COMMAND_BYTES = 4096;
 
-const text = new TextEncoder();
-
 /** Encodes the body of a command. */
 export function encodeCommand(name: string, data: Uint8Array = new Uint8Array(0)): Uint8Array {
-  const body = new Uint8Array(1 + name.length + data.byteLength);
-  body[0] = name.length;
-  body.set(text.encode(name), 1);
-  body.set(data, 1 + name.length);
-  return body;
+  return Buffer.concat([named(name), data]);
 }
 
 /** Decodes the body of a command. Errors: `KV_WIRE_MALFORMED`. */
@@ -43,20 +37,18 @@ export function decodeCommand(body: Uint8Array): ZmtpCommand {
 export function encodeMetadata({ socketType }: ZmtpMetadata): Uint8Array {
   const type = property("Socket-Type", socketType);
   if (socketType === "SUB") return type;
-  const identity = property("Identity", "");
-  const all = new Uint8Array(type.byteLength + identity.byteLength);
-  all.set(type);
-  all.set(identity, type.byteLength);
-  return all;
+  return Buffer.concat([type, property("Identity", "")]);
 }
 
 function property(name: string, value: string): Uint8Array {
-  const bytes = new Uint8Array(1 + name.length + 4 + value.length);
-  bytes[0] = name.length;
-  bytes.set(text.encode(name), 1);
-  new DataView(bytes.buffer).setUint32(1 + name.length, value.length);
-  bytes.set(text.encode(value), 1 + name.length + 4);
-  return bytes;
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(value.length);
+  return Buffer.concat([named(name), length, Buffer.from(value)]);
+}
+
+/** A name after its length. */
+function named(name: string): Uint8Array {
+  return Buffer.concat([Uint8Array.of(name.length), Buffer.from(name)]);
 }
 
 /** Decodes metadata. Names are compared without regard to case. Errors: `KV_WIRE_MALFORMED`. */
@@ -95,6 +87,7 @@ function latin1(bytes: Uint8Array): string {
   return String.fromCharCode(...bytes);
 }
 
-function malformed(why: string): KvError {
+/** The error for what a peer must not send. */
+export function malformed(why: string): KvError {
   return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${why}`);
 }

@@ -7,7 +7,6 @@ import {
 } from "node:crypto";
 import { KvError } from "@kv/interface";
 import { hsalsa, xsalsa20poly1305 } from "@noble/ciphers/salsa.js";
-import { concat } from "./frames.js";
 
 // Boxes of CURVE: X25519, HSalsa20 and XSalsa20-Poly1305, as in NaCl. X25519 is Node's;
 // @noble/ciphers has Salsa20, which Node's OpenSSL lacks.
@@ -66,7 +65,7 @@ export function seal(
   nonce: Uint8Array,
   plain: Uint8Array,
 ): Uint8Array {
-  return xsalsa20poly1305(key, concat([text.encode(prefix), nonce])).encrypt(plain);
+  return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).encrypt(plain);
 }
 
 /** Undefined when the box was made with another key or was changed. */
@@ -77,7 +76,7 @@ export function open(
   box: Uint8Array,
 ): Uint8Array | undefined {
   try {
-    return xsalsa20poly1305(key, concat([text.encode(prefix), nonce])).decrypt(box);
+    return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).decrypt(box);
   } catch {
     return undefined;
   }

@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { malformed } from "./commands.js";
 
 // A frame of ZMTP 3: flags, a size of one byte or eight, and the body.
 const MORE = 0x01;
@@ -38,23 +38,12 @@ export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
     together.push(header);
     if (size <= COPIED_BYTES) together.push(body);
     else {
-      chunks.push(concat(together), body);
+      chunks.push(Buffer.concat(together), body);
       together = [];
     }
   }
-  if (together.length > 0) chunks.push(concat(together));
+  if (together.length > 0) chunks.push(Buffer.concat(together));
   return chunks;
-}
-
-/** The bytes of all parts, one after another. */
-export function concat(parts: readonly Uint8Array[]): Uint8Array {
-  const all = new Uint8Array(parts.reduce((sum, { byteLength }) => sum + byteLength, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.byteLength;
-  }
-  return all;
 }
 
 /**
@@ -175,5 +164,5 @@ export class FrameReader {
 
 function checkFlags(flags: number): void {
   if ((flags & RESERVED) === 0 && (flags & (COMMAND | MORE)) !== (COMMAND | MORE)) return;
-  throw new KvError("KV_WIRE_MALFORMED", `ZMTP: a frame has the flags 0x${flags.toString(16)}`);
+  throw malformed(`a frame has the flags 0x${flags.toString(16)}`);
 }

@@ -1,4 +1,5 @@
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
+import { malformed } from "./commands.js";
 
 /** The security mechanisms of ZMTP that are supported here. */
 export type ZmtpMechanismName = "NULL" | "CURVE";
@@ -58,5 +59,5 @@ export function decodeGreeting(bytes: Uint8Array): ZmtpGreeting {
 }
 
 function notZmtp(why: string): KvError {
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: the peer's greeting is refused: ${why}`);
+  return malformed(`the peer's greeting is refused: ${why}`);
 }

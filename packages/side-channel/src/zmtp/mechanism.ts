@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
 import {
   decodeCommand,
   decodeMetadata,
@@ -6,6 +6,7 @@ import {
   encodeMetadata,
   errorReason,
   MAX_COMMAND_BYTES,
+  malformed,
   type ZmtpMetadata,
 } from "./commands.js";
 import { encodeFrames, type ZmtpFrame } from "./frames.js";
@@ -63,7 +64,7 @@ export function unexpectedCommand(name: string, data: Uint8Array, wanted: string
     name === "ERROR"
       ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`
       : `the peer sent the command ${name.replace(/[^\x20-\x7e]/g, "?")}, not ${wanted}`;
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${what}`);
+  return malformed(what);
 }
 
 /** The bytes of commands. */

@@ -5,6 +5,7 @@ import {
   encodePong,
   errorReason,
   MAX_COMMAND_BYTES,
+  malformed,
   type ZmtpMetadata,
 } from "./commands.js";
 import { encodeFrames, FrameReader, type ZmtpFrame, type ZmtpFrameHeader } from "./frames.js";
@@ -27,28 +28,14 @@ export interface ZmtpSessionOptions {
   readonly mechanism?: ZmtpMechanism | undefined;
 }
 
-/** The session must send something: part of the handshake, or a PONG. */
-export interface ZmtpSendEvent {
-  readonly type: "send";
-  /** Bytes to send, in order. */
-  readonly chunks: readonly Uint8Array[];
-}
-
-/** The handshake is over: messages may be sent. */
-export interface ZmtpReadyEvent {
-  readonly type: "ready";
-  /** The peer's minor version of ZMTP 3. */
-  readonly minor: number;
-}
-
-/** A message has arrived. */
-export interface ZmtpMessageEvent {
-  readonly type: "message";
-  readonly frames: readonly Uint8Array[];
-}
-
-/** What a session has read. */
-export type ZmtpEvent = ZmtpSendEvent | ZmtpReadyEvent | ZmtpMessageEvent;
+/**
+ * What a session has read. `send`: it must send a part of the handshake, or a PONG, in this order.
+ * `ready`: the handshake is over, messages may be sent; with the peer's minor version of ZMTP 3.
+ */
+export type ZmtpEvent =
+  | { readonly type: "send"; readonly chunks: readonly Uint8Array[] }
+  | { readonly type: "ready"; readonly minor: number }
+  | { readonly type: "message"; readonly frames: readonly Uint8Array[] };
 
 /** Commands of a peer in one chunk of bytes. libzmq sends one PING per heartbeat interval. */
 const MAX_COMMANDS_PER_CHUNK = 64;
@@ -229,10 +216,6 @@ export class ZmtpSession {
 
 function printable(text: string): string {
   return JSON.stringify(text.slice(0, 40));
-}
-
-function malformed(why: string): KvError {
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${why}`);
 }
 
 function tooMuch(found: string, limit: number): KvError {
