@@ -171,14 +171,16 @@ export class AdminServer {
     );
   }
 
-  #follow(page: PageOperations, response: ServerResponse): void {
-    if (this.#streams.size >= ADMIN_LIMITS.eventStreams) throw tooManyStreams();
+  #follow({ requests, running, subscribe }: PageOperations, response: ServerResponse): void {
+    if (this.#streams.size >= ADMIN_LIMITS.eventStreams)
+      throw overloaded({
+        limit: "admin event streams",
+        message: `${ADMIN_LIMITS.eventStreams} pages follow the events, which is the limit`,
+        byClient: false,
+        retryAfterSeconds: 10,
+        hint: "close a page",
+      });
     this.#streams.add(response);
-    response.once("close", () => this.#streams.delete(response));
-    this.#streamEvents(page, response);
-  }
-
-  #streamEvents({ requests, running, subscribe }: PageOperations, response: ServerResponse): void {
     const { clock, operations } = this.#options;
     let timer: Timer | undefined;
     let closed = false;
@@ -202,19 +204,10 @@ export class AdminServer {
     response.on("error", () => {});
     response.once("close", () => {
       closed = true;
+      this.#streams.delete(response);
       unsubscribe?.();
       timer?.cancel();
     });
     tick(true).catch(() => response.destroy());
   }
-}
-
-function tooManyStreams(): KvError {
-  return overloaded({
-    limit: "admin event streams",
-    message: `${ADMIN_LIMITS.eventStreams} pages follow the events, which is the limit`,
-    byClient: false,
-    retryAfterSeconds: 10,
-    hint: "close a page",
-  });
 }

@@ -53,7 +53,7 @@ export class HealthChecks {
     this.#settings = settings;
     this.#clock = clock;
     this.#log = log;
-    if (settings.intervalMs > 0) void this.#checkAll().finally(() => this.#scheduleNext());
+    if (settings.intervalMs > 0) void this.#round();
   }
 
   /** Checks an instance at once, such as one that was added. It is in no round yet. */
@@ -97,17 +97,11 @@ export class HealthChecks {
     this.close();
   }
 
-  #scheduleNext(): void {
-    const { intervalMs } = this.#settings;
-    if (this.#closed || intervalMs === 0) return;
-    this.#timer = this.#clock.setTimer(() => {
-      void this.#checkAll().finally(() => this.#scheduleNext());
-    }, intervalMs);
-  }
-
-  async #checkAll(): Promise<void> {
+  async #round(): Promise<void> {
     const instances = this.#pools.flatMap((pool) => pool.list());
     await Promise.all(instances.map((instance) => this.#check(instance)));
+    if (this.#closed) return;
+    this.#timer = this.#clock.setTimer(() => void this.#round(), this.#settings.intervalMs);
   }
 
   #check(instance: PooledInstance): Promise<void> {

@@ -142,7 +142,17 @@ export class PooledInstance implements Instance {
     this.#inFlight += 1;
     this.#requests += 1;
     this.#loadChanged(this);
-    return new OpenVisit(this, (outcome) => this.#visitEnded(outcome));
+    let isOpen = true;
+    const end = (outcome: VisitOutcome) => {
+      if (isOpen) this.#visitEnded(outcome);
+      isOpen = false;
+    };
+    return {
+      instance: this,
+      succeeded: () => end("succeeded"),
+      abandoned: () => end("abandoned"),
+      failed: end,
+    };
   }
 
   drain(draining: boolean): void {
@@ -242,31 +252,3 @@ export class PooledInstance implements Instance {
 }
 
 type VisitOutcome = "succeeded" | "abandoned" | KvError;
-
-class OpenVisit implements Visit {
-  readonly instance: Instance;
-  #onEnd: ((outcome: VisitOutcome) => void) | undefined;
-
-  constructor(instance: Instance, onEnd: (outcome: VisitOutcome) => void) {
-    this.instance = instance;
-    this.#onEnd = onEnd;
-  }
-
-  succeeded(): void {
-    this.#end("succeeded");
-  }
-
-  abandoned(): void {
-    this.#end("abandoned");
-  }
-
-  failed(error: KvError): void {
-    this.#end(error);
-  }
-
-  #end(outcome: VisitOutcome): void {
-    const onEnd = this.#onEnd;
-    this.#onEnd = undefined;
-    onEnd?.(outcome);
-  }
-}

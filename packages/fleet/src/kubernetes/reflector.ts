@@ -61,9 +61,9 @@ export class Reflector<T> {
     void this.#run();
   }
 
-  /** What is kept of each object; undefined before the first list. */
+  /** What is kept of each object; undefined before the first list, and after `close`. */
   items(): Iterable<T> | undefined {
-    return this.#listed ? this.#items.values() : undefined;
+    return this.#listed && !this.#closing.signal.aborted ? this.#items.values() : undefined;
   }
 
   close(): void {

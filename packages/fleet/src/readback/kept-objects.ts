@@ -133,7 +133,7 @@ export class KeptObjects {
       count += lengths.size;
     }
     const crowded = [...this.#servers]
-      .filter(([, pins]) => pins.isCrowded)
+      .filter(([, pins]) => pins.sum("size") > pins.budget)
       .map(([server]) => server);
     return { tokens, crowded, expired };
   }
@@ -182,7 +182,7 @@ export class KeptObjects {
     const { server } = entry.object;
     const pins = this.#pinsOf(server);
     pins[entry.state].remove(entry.object);
-    if (pins.isEmpty) this.#servers.delete(server);
+    if (pins.sum("objects") === 0) this.#servers.delete(server);
   }
 
   /** Takes out all kept objects, which the caller has their D's free. */
@@ -196,8 +196,8 @@ export class KeptObjects {
     return [...this.#servers].map(([server, pins]) => ({
       server,
       objects: pins.kept.objects,
-      blocks: pins.size,
-      bytes: pins.kept.bytes + pins.claimed.bytes + pins.releasing.bytes,
+      blocks: pins.sum("size"),
+      bytes: pins.sum("bytes"),
       budget_blocks: pins.budget,
     }));
   }
@@ -268,16 +268,8 @@ class PinnedBlocks {
   readonly releasing = new BlockCounts();
   budget = 0;
 
-  get size(): number {
-    return this.kept.size + this.claimed.size + this.releasing.size;
-  }
-
-  get isCrowded(): boolean {
-    return this.size > this.budget;
-  }
-
-  get isEmpty(): boolean {
-    return this.kept.objects + this.claimed.objects + this.releasing.objects === 0;
+  sum(of: "size" | "objects" | "bytes"): number {
+    return this.kept[of] + this.claimed[of] + this.releasing[of];
   }
 }
 
