@@ -61,7 +61,6 @@ export interface FleetOptions extends FrontEndOptions {
 
 /** The state of a front end as JSON, for `/status`. */
 export interface FleetStatus {
-  /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
   readonly draining: boolean;
   readonly signals: SignalsStatus;
@@ -89,10 +88,8 @@ export interface FleetHealth {
 export class Fleet {
   readonly ambient: Ambient;
   readonly pools: Readonly<Record<Role, InstancePool>>;
-  /** Undefined where pairing is off. */
   readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
-  /** The front end's own requests to them. */
   readonly get: InstanceGet;
   readonly discovery: ObservedDiscovery | undefined;
   readonly prefillCosts = new PrefillCosts();
@@ -106,7 +103,6 @@ export class Fleet {
   readonly #options: FleetOptions;
   readonly #renderer: PromptRenderer;
   readonly #routings: Readonly<Record<Role, Routing>>;
-  /** Undefined while the first instances are added. */
   readonly #health: HealthChecks | undefined;
   readonly #follower: DiscoveryFollower | undefined;
 
@@ -210,7 +206,6 @@ export class Fleet {
     this.#health?.check(instance);
   }
 
-  /** Has an instance render the prompt of a request, and adds its token ids to the request. */
   async addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> {
     request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
@@ -253,7 +248,6 @@ export class Fleet {
     };
   }
 
-  /** Ends checks, discovery and pairing. Requests in flight go on. */
   stop(): void {
     this.#health?.close();
     this.#follower?.close();

@@ -24,7 +24,6 @@ export type ChildMessage =
 export interface ChildOptions {
   /** Path of the module that Node runs. It calls `runTask`. */
   readonly module: string;
-  /** Its arguments. @default none */
   readonly args?: readonly string[] | undefined;
   /** Its whole environment. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
@@ -37,7 +36,6 @@ export interface ChildOptions {
 
 /** What a child process was waited for, for the error of its end. */
 export interface Awaited {
-  /** The beginning of the error's message; how the process ended follows. */
   readonly what: string;
   readonly code: KvErrorCode;
   /** Stands before the message of the child's own error. @default nothing */
@@ -94,12 +92,10 @@ export class ChildProcess {
     return this.#process.pid ?? 0;
   }
 
-  /** The last 1 Mi characters of what it wrote, where they are kept. */
   get output(): string {
     return this.#output;
   }
 
-  /** Sends a message. Does nothing when the process has ended. */
   send(message: object): void {
     this.#process.send(message, () => {});
   }

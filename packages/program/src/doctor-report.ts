@@ -38,7 +38,6 @@ export function doctorSchemas<const Area extends string>(
   return { check, report };
 }
 
-/** What every doctor finds. */
 interface AnyCheck {
   readonly area: string;
   readonly title: string;
@@ -50,7 +49,6 @@ interface AnyCheck {
 /** The report of a doctor. */
 interface AnyReport<C extends AnyCheck> {
   readonly version: 1;
-  /** The worst status of all checks; a note counts as ok. */
   readonly verdict: (typeof VERDICTS)[number];
   readonly counts: Record<AnyCheck["status"], number>;
   readonly checks: C[];

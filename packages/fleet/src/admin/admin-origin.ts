@@ -7,9 +7,7 @@ import { KvError } from "@kv/interface";
 /** Whom an admin listener serves. */
 export interface AdminHosts {
   readonly host: string;
-  /** What each request must carry; undefined: nothing. */
   readonly token?: string | undefined;
-  /** Names that requests may have in their Host header, beside addresses. */
   readonly allowedHosts: readonly string[];
 }
 

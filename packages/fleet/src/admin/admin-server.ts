@@ -26,7 +26,6 @@ export interface AdminServerOptions {
 export interface AdminOperations {
   status(): object | Promise<object>;
   readonly metrics: { readonly contentType: string; text(): Promise<string> };
-  /** The JSON of `/health`, which has the status 503 unless `ok`. */
   health?(): Promise<{ readonly ok: boolean; readonly body: object }>;
   readonly page?: PageOperations | undefined;
   changeInstance?(change: InstanceChange, body: unknown): Promise<object>;

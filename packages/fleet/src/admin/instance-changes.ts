@@ -22,7 +22,6 @@ export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 /** The instances that a change is made to. */
 export interface ChangedInstances {
   readonly pools: Readonly<Record<Role, InstancePool>>;
-  /** Asks a new instance for its models. */
   readonly get: InstanceGet;
   readonly timeoutMs: number;
   /** A model that a new instance must have. @default any */

@@ -50,7 +50,6 @@ export class DiscoveryFollower {
     );
   }
 
-  /** Stops watching. The instances stay in their pools. */
   close(): void {
     this.#watch.close();
   }

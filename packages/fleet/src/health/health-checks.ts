@@ -56,7 +56,6 @@ export class HealthChecks {
     if (settings.intervalMs > 0) void this.#round();
   }
 
-  /** Checks an instance at once, such as one that was added. It is in no round yet. */
   check(instance: PooledInstance): void {
     if (this.#settings.intervalMs > 0 && !this.#closed) void this.#check(instance);
   }
@@ -87,7 +86,6 @@ export class HealthChecks {
     });
   }
 
-  /** Ends the checks. The result of a check under way is ignored. */
   close(): void {
     this.#closed = true;
     this.#timer?.cancel();

@@ -60,7 +60,6 @@ export interface Instance extends InstanceSpec {
 
 /** How much the index of an instance knows of its cache, as JSON for status pages. */
 export interface KvEventStatus {
-  /** `tcp://host:port` of the publisher. */
   readonly endpoint: string;
   /**
    * `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it

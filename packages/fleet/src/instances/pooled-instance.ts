@@ -68,7 +68,6 @@ export class PooledInstance implements Instance {
   #lastError: KvError | undefined = undefined;
   readonly #waitingForIdle: (() => void)[] = [];
 
-  /** Pools create their instances by `InstancePool.add`. */
   constructor(
     role: Role,
     spec: InstanceSpec,
@@ -104,7 +103,6 @@ export class PooledInstance implements Instance {
     return this.#inFlight;
   }
 
-  /** True from `drain(true)` until `drain(false)`. */
   get draining(): boolean {
     return this.#draining;
   }
@@ -137,7 +135,6 @@ export class PooledInstance implements Instance {
       : Number.POSITIVE_INFINITY;
   }
 
-  /** Begins a visit, which counts as load until it ends. */
   begin(): Visit {
     this.#inFlight += 1;
     this.#requests += 1;
@@ -190,7 +187,6 @@ export class PooledInstance implements Instance {
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
-  /** The present state as JSON, without what others know of it. */
   status(): Omit<InstanceStatus, "pairing" | "kv_events"> {
     const error = this.#lastError;
     return {

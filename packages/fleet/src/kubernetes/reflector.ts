@@ -6,7 +6,6 @@ export interface ReflectorOptions<T> {
   readonly connection: ApiConnection;
   readonly path: string;
   readonly labelSelector: string;
-  /** What is kept of an object; undefined where nothing is. */
   readonly read: (object: unknown) => T | undefined;
   /** Called after a list, after each event, and when a watch is open again after a failure. */
   readonly onChange: () => void;
@@ -49,7 +48,6 @@ interface KubernetesObject {
 export class Reflector<T> {
   readonly #options: ReflectorOptions<T>;
   readonly #closing = new AbortController();
-  /** By uid. */
   #items = new Map<string, T>();
   #listed = false;
   /** From where on the next watch begins; undefined: a list is needed. */
@@ -61,7 +59,6 @@ export class Reflector<T> {
     void this.#run();
   }
 
-  /** What is kept of each object; undefined before the first list, and after `close`. */
   items(): Iterable<T> | undefined {
     return this.#listed && !this.#closing.signal.aborted ? this.#items.values() : undefined;
   }

@@ -26,7 +26,6 @@ export class BlockHashes {
     return this.#size;
   }
 
-  /** The number of a hash; 0 where there is none. */
   find(hash: string): number {
     fingerprint(hash);
     let number = this.#table.first(low);
@@ -62,7 +61,6 @@ export class BlockHashes {
     return this.#blocks[number] ?? 0;
   }
 
-  /** Gives a hash its block. It has none yet. */
   place(number: number, block: number): void {
     this.#blocks[number] = block;
     this.#byBlock?.add(number);
@@ -95,7 +93,6 @@ export class BlockHashes {
     return false;
   }
 
-  /** Counts copies; above 255 they are not counted. */
   addCopies(number: number, group: number, by: 1 | 0 | -1): void {
     let counts = this.#copies.get(group);
     if (counts === undefined) {

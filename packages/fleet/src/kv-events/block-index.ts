@@ -24,7 +24,6 @@ export type Steps = Generator<undefined, void>;
 /** Blocks in a row. */
 interface Run {
   readonly hashes: readonly string[];
-  /** Of each block, the hash of its tokens. */
   readonly tokens: readonly number[];
 }
 
@@ -60,7 +59,6 @@ export class BlockIndex {
     return this.#blocks.size;
   }
 
-  /** Blocks that were not recorded because there were too many. */
   get refused(): number {
     return this.#refused;
   }
@@ -103,7 +101,6 @@ export class BlockIndex {
     }
   }
 
-  /** Removes a copy of blocks that were evicted, in steps. */
   *removed({ hashes, group }: RemovedBlocks): Steps {
     for (const [at, hash] of hashes.entries()) {
       if (at > 0 && at % STEP_BLOCKS === 0) yield;
@@ -185,7 +182,6 @@ export class BlockIndex {
     return 0;
   }
 
-  /** The blocks of a prompt in the tree, whoever has them. */
   #path(tokens: ArrayLike<number>, blockSize: number): readonly number[] {
     const geometry = this.#geometries.get(`${blockSize} ${this.#lookahead}`);
     return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
@@ -220,7 +216,6 @@ export class BlockIndex {
     return true;
   }
 
-  /** The number of a hash; undefined where there are too many blocks. */
   #add(hash: string): number | undefined {
     const known = this.#blocks.find(hash);
     if (known !== 0) return known;
@@ -229,7 +224,6 @@ export class BlockIndex {
     return undefined;
   }
 
-  /** Undefined where the tree has too many geometries. */
   #geometry(blockSize: number): KnownGeometry | undefined {
     const lookahead = this.#lookahead;
     const key = `${blockSize} ${lookahead}`;

@@ -181,7 +181,6 @@ export class BlockTree {
     return several instanceof BitSet ? several.has(holder) : several?.includes(holder) === true;
   }
 
-  /** The number of an instance as a holder of blocks. */
   holderOf(instance: Instance): number {
     let number = this.#numbers.get(instance);
     if (number === undefined) {
@@ -209,7 +208,6 @@ export class BlockTree {
     this.#freeNumbers.push(holder);
   }
 
-  /** Forgets an instance, which has no blocks any more. */
   forget(instance: Instance): void {
     const number = this.#numbers.get(instance);
     if (number === undefined) return;

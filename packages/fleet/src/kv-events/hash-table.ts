@@ -25,7 +25,6 @@ export class HashTable {
   /** By the first bits of a hash. A segment may be there several times. */
   #segments: Segment[] = [newSegment(0)];
   #depth = 0;
-  /** Where it was looked last. */
   #segment: Segment = this.#segments[0] as Segment;
   #at = 0;
   readonly #hashOf: (number: number) => number;

@@ -57,7 +57,6 @@ const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 /** What a publisher may send, also to those who ask for a replay. */
 export const SUBSCRIPTION_LIMITS: SubscriptionLimits = {
   maxFrames: 8,
-  /** A batch, its sequence number and its topic. */
   maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
   greetingTimeoutMs: 5000,
 };

@@ -4,7 +4,6 @@ import { SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 
 /** Options of `replayBatches`. */
 export interface ReplayOptions {
-  /** `tcp://host:port` of the publisher's replay socket. */
   readonly endpoint: string;
   readonly from: bigint;
   readonly clock: Clock;

@@ -8,9 +8,7 @@ import { readSequence, replayBatches } from "./kv-event-replay.js";
 
 /** Where an instance publishes its KV events. */
 export interface KvEventSource {
-  /** `tcp://host:port` of the publisher. */
   readonly endpoint: string;
-  /** `tcp://host:port` of its replay socket; undefined where it has none. */
   readonly replayEndpoint: string | undefined;
 }
 
@@ -47,7 +45,6 @@ export class KvEventStream {
   readonly #socket: ZmqSubscription;
   readonly #closing = new AbortController();
   #isConnected = false;
-  /** Missed batches are being fetched, or will be. */
   #isReplaying = false;
   #next = 0n;
   /**
@@ -106,7 +103,6 @@ export class KvEventStream {
     });
   }
 
-  /** Whether a batch or a replay has come. */
   get hasStarted(): boolean {
     return this.#hasStarted;
   }

@@ -21,11 +21,9 @@ export interface CachedPrefixes {
    * for their tokens.
    */
   holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
-  /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
   /** Whether an instance reports its cache, so that token ids are worth having. */
   readonly readsTokenIds?: boolean | undefined;
-  /** How much is known of an instance's cache; null for an instance that reports nothing. */
   status?(instance: Instance): KvEventStatus | null;
   close(): void;
 }
@@ -94,12 +92,10 @@ export class KvEventSubscriber implements CachedPrefixes {
     return this.#readsTokenIds;
   }
 
-  /** How much is known of an instance's cache; null for an instance that publishes nothing. */
   status(instance: Instance): KvEventStatus | null {
     return this.#followed.get(instance)?.stream?.status() ?? null;
   }
 
-  /** Follows the instances of the list, and no others. */
   follow(instances: readonly Instance[]): void {
     for (const instance of instances)
       if (!this.#followed.has(instance))

@@ -38,7 +38,6 @@ export type PairCheck =
     }
   | {
       readonly fits: false;
-      /** Never empty. */
       readonly differences: readonly PairDifference[];
       /** One sentence about a plan that cannot be built. */
       readonly note?: string | undefined;

@@ -4,7 +4,6 @@ import type { Entry } from "./pairing-entry.js";
 /** The engine of an instance. */
 interface Known {
   readonly facts: EngineFacts;
-  /** Since which change it is known. */
   readonly since: number;
 }
 
@@ -50,7 +49,6 @@ export class EngineIds {
     this.#known.delete(entry);
   }
 
-  /** Returns whether it is another one than before. */
   #findNamesake(entry: Entry): boolean {
     const before = entry.namesake;
     const known = this.#known.get(entry);

@@ -45,7 +45,6 @@ export interface AnsweredEngine {
 export interface Kind {
   readonly key: string;
   readonly id: number;
-  /** Never empty. */
   readonly entries: Set<Entry>;
   readonly checks: Map<Kind, PairCheck>;
 }
@@ -55,9 +54,7 @@ export class Entry {
   facts: EngineFacts | undefined = undefined;
   /** Another instance, whose engine has the same id. */
   namesake: Instance | undefined = undefined;
-  /** The number of the change by which the instance was added. */
   cameAt = 0;
-  /** Facts of engines that answered under this instance's URL, by id. */
   readonly engines = new Map<string, EngineFacts>();
   answered: AnsweredEngine | undefined = undefined;
   /** The engine may be another one since the facts were read. */

@@ -49,9 +49,7 @@ export class Pairing {
   readonly #entries: Record<Role, Map<Instance, Entry>> = { prefill: new Map(), decode: new Map() };
   readonly #closing = new AbortController();
   #isCurrent = true;
-  /** Entries that may fit others than before. */
   readonly #toCheck = new Set<Entry>();
-  /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
   readonly #kinds: Kinds;
   readonly #engineIds = new EngineIds();
@@ -76,7 +74,6 @@ export class Pairing {
     setMaxListeners(0, this.#closing.signal);
   }
 
-  /** Called by pools with all instances of a role after each change. */
   instancesChanged(role: Role, instances: readonly PairedInstance[]): void {
     const entries = this.#entries[role];
     const left = new Set<Instance>(instances);
@@ -115,7 +112,6 @@ export class Pairing {
     for (const entry of this.#all()) if (entry.origin === origin) this.#suspect(entry);
   }
 
-  /** Called by pools when an instance has answered. */
   alive(instance: Instance): void {
     const entry = this.#entryOf(instance);
     if (entry?.stale !== true || entry.reading !== undefined) return;
@@ -191,7 +187,6 @@ export class Pairing {
     return entry.namesake === undefined ? "yes" : "shared";
   }
 
-  /** Resolves when no side channel is being read. */
   async settled(): Promise<void> {
     for (;;) {
       const readings = this.#all().flatMap(({ reading }) =>
@@ -299,7 +294,6 @@ export class Pairing {
     return this.#kinds.of("prefill").some((kind) => hasEntry(kind, is) && fitsAny(kind, is));
   }
 
-  /** Those of a list that are of one of the kinds. */
   #ofKinds<T extends PairedInstance>(instances: readonly T[], kinds: readonly Kind[]): Fitting<T> {
     let known = this.#fitting.get(instances);
     if (known === undefined) {
@@ -420,7 +414,6 @@ export class Pairing {
     }
   }
 
-  /** Finds the factors of a hash, so that the one that differs can be named. */
   async #searchFactors(entry: Entry): Promise<void> {
     const { facts } = entry;
     const { signal } = this.#closing;

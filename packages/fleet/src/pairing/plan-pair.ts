@@ -114,7 +114,6 @@ interface VllmSides {
   readonly decodeIsVllm: boolean;
   /** The prefill engine is vLLM; in push it checks decode too. */
   readonly prefillIsVllm: boolean;
-  /** What the decode engine answers to `/version`. */
   readonly decodeVersion: string | undefined;
 }
 

@@ -15,7 +15,6 @@ export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject
   readonly module: string;
   readonly readme: string;
   readonly file: File;
-  /** The flags that are no settings. One of them is `--config`. */
   readonly flags: Flags;
 }
 

@@ -16,7 +16,6 @@ const MAX_METRICS_BYTES = 4 * 1024 * 1024;
 const ASK_AGAIN_MS = 30_000;
 
 interface Reading {
-  /** Undefined until an answer has named it. */
   engineId: string | undefined;
   readonly atMs: number;
   readonly capacity: Promise<CacheCapacity | undefined>;

@@ -9,7 +9,6 @@ export interface KeptObject extends KvObject {
   readonly digest: string;
   /** `TurnDigests.chunkOf` its tokens. */
   readonly chunk: string;
-  /** Bytes of its blocks; undefined where they are not known. */
   readonly bytes: number | undefined;
 }
 
@@ -17,7 +16,6 @@ export interface KeptObject extends KvObject {
 export interface KeepAnswer {
   /** False: there is no room for it in the budget, and the caller has D free it. */
   readonly kept: boolean;
-  /** Objects that the caller has D free, to make room. */
   readonly release: readonly KeptObject[];
   readonly expired: readonly KeptObject[];
 }
@@ -43,7 +41,6 @@ export interface PinnedStatus {
   /** Blocks that it holds for them; those that are being read or freed count too. */
   readonly blocks: number;
   readonly bytes: number;
-  /** The most blocks that conversations may hold there. */
   readonly budget_blocks: number;
 }
 
@@ -148,7 +145,6 @@ export class KeptObjects {
     return entry?.object;
   }
 
-  /** The tokens of the object that `claim` would give; 0 where there is none. */
   tokensOf(digests: readonly string[]): number {
     return this.#first(digests)?.object.tokens ?? 0;
   }
@@ -161,7 +157,6 @@ export class KeptObjects {
     return undefined;
   }
 
-  /** Takes back a claimed object that nobody can have used. */
   giveBack(object: KvObject): void {
     const entry = this.#entries.get(keyOf(object));
     if (entry?.state === "claimed") this.#move(entry, "kept");
@@ -185,7 +180,6 @@ export class KeptObjects {
     if (pins.sum("objects") === 0) this.#servers.delete(server);
   }
 
-  /** Takes out all kept objects, which the caller has their D's free. */
   drop(): readonly KeptObject[] {
     const dropped = [...this.#entries.values()].filter(({ state }) => state === "kept");
     for (const entry of dropped) this.#move(entry, "releasing");

@@ -8,7 +8,6 @@ export interface KvObject {
   readonly engineId: string;
   /** D's id of the request; no other request of the engine has it. */
   readonly requestId: string;
-  /** How often D has registered its cache. */
   readonly generation: number;
   /** Tokens whose KV D holds, from the first of the prompt. */
   readonly tokens: number;

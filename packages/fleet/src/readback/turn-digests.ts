@@ -28,7 +28,6 @@ export class TurnDigests {
     return this.#chunks;
   }
 
-  /** The digest of the last whole chunk in the first `length` ids. */
   chunkOf(length: number): string {
     return this.#chunks[Math.floor(length / CHUNK)] ?? "";
   }

@@ -20,7 +20,6 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   /** The instances at the start; more come and go by `add` and `remove`. */
   readonly instances: readonly InstanceSpec[];
   readonly routing: Routing;
-  /** Draws which requests instances take after their ejection. */
   readonly random: Random;
   /** Called with each instance that is added. @default undefined */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
@@ -89,9 +88,6 @@ export class InstancePool {
     return isCandidate(chosen) ? chosen : undefined;
   }
 
-  /**
-   * The requests in flight of the least loaded instance that is available; undefined where none is.
-   */
   fewestInFlight(): number | undefined {
     const ready = this.#ready(this.#instances, NONE);
     return ready[0]?.available() === true ? this.#byLoad.fewest(ready) : undefined;
@@ -120,7 +116,6 @@ export class InstancePool {
     return found;
   }
 
-  /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
   visit(
     context: RoutingContext,
     excluding: ReadonlySet<Instance>,
@@ -129,7 +124,6 @@ export class InstancePool {
     return this.choose(context, excluding, partner)?.begin();
   }
 
-  /** As `Routing.cachedTokens`; undefined where the strategy knows nothing of caches. */
   cachedTokens(
     instance: Instance,
     context: RoutingContext,
@@ -142,10 +136,6 @@ export class InstancePool {
     return this.#routing.readsTokenIds?.() ?? false;
   }
 
-  /**
-   * Why no instance of the pool, or none of `among`, is a pair of `partner`; undefined where one
-   * is.
-   */
   pairingRefusal(partner: Partner, among?: readonly Instance[]): string | undefined {
     return this.#options.pairing?.refusal(this.role, partner, among);
   }
@@ -168,7 +158,6 @@ export class InstancePool {
     return this.#instances;
   }
 
-  /** The instance of that name; undefined where the pool has none. */
   find(id: InstanceId): PooledInstance | undefined {
     return this.#byName.get(instanceName(id));
   }
@@ -334,7 +323,6 @@ interface KnownList {
     excluded: Instance | undefined;
     others: readonly PooledInstance[];
   }[];
-  /** Valid until this time, unless an instance changes. */
   readonly untilMs: number;
 }
 

@@ -35,7 +35,6 @@ interface FoundPrefix {
   readonly instance: Instance;
   /** By its KV events; undefined where it publishes none, or the prompt is text. */
   readonly tokens: number | undefined;
-  /** By what went there before. */
   readonly characters: number;
 }
 

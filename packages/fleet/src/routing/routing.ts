@@ -9,7 +9,6 @@ export interface RoutingContext {
   readonly requestId: string;
   /** The client's request; absent where any instance can answer, as for `/v1/models`. */
   readonly request?: RoutedRequest | undefined;
-  /** The client's HTTP headers, names in lower case. */
   readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
   /**
    * Only these may serve its prefill leg. The first one that is available is chosen, without the
@@ -50,7 +49,6 @@ export interface Routing {
    * instance that publishes none.
    */
   kvEvents?(instance: Instance): KvEventStatus | null;
-  /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
   /**
    * Called after each change of an instance's `inFlight`. Without these calls, strategies look at

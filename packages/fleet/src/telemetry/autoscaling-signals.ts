@@ -12,17 +12,14 @@ import {
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
-  /** Prefill legs behind another one at their instance. */
   readonly prefill_waiting: number;
   /** KV that is ready at prefill instances and that no decode instance has read (pull). */
   readonly kv_unread: {
     readonly count: number;
     /** Bytes, of the instances whose side channel was read. */
     readonly bytes: number | null;
-    /** Age of the oldest, in milliseconds. */
     readonly oldest_ms: number;
   };
-  /** Requests in flight for each available decode instance. */
   readonly decode_in_flight: number | null;
   /** Share of the prompts' tokens of the last minutes that prefill instances had cached. */
   readonly prefix_hit_rate: number | null;
@@ -155,7 +152,6 @@ export interface MeasuredSignals {
   readonly promptTokens: number;
   readonly cachedTokens: number;
   readonly workMs: number;
-  /** The time that was measured, in milliseconds. */
   readonly windowMs: number;
   /**
    * KV that no decode instance has read: how much of it, of how much the bytes are known, and the

@@ -4,7 +4,6 @@ import type { SpanExporter } from "@opentelemetry/sdk-trace";
 
 /** Spans of one server: what `openTracer` opened. */
 export interface OpenedTracer {
-  /** Undefined where nothing asks for spans. */
   readonly tracer: Tracer | undefined;
   /** Resolves when all spans that have ended were written or dropped. */
   close(): Promise<void>;

@@ -187,7 +187,6 @@ type CreateMetric<S> = (options: {
 /** Metrics of one kind, which are created with their first sample, and their series. */
 class Series<S> {
   readonly #metrics = new Map<string, { labels(labels: Labels): S }>();
-  /** By the metric's name and the values of its labels. */
   readonly #series = new Map<string, S>();
   readonly #create: CreateMetric<S>;
 
@@ -274,7 +273,6 @@ export class PrometheusMetrics implements Metrics {
     return this.#registry.metrics();
   }
 
-  /** All metrics as JSON, for `WorkerMetrics`. */
   json(): Promise<MetricAsJson[]> {
     this.#readInstances();
     return this.#registry.getMetricsAsJSON();
@@ -288,7 +286,6 @@ export class PrometheusMetrics implements Metrics {
     this.#histograms.of(name, labels).observe(value);
   }
 
-  /** Reads the state once for all metrics: it costs more than a sample. */
   #readInstances(): void {
     this.#instances = this.#pools.flatMap((pool) =>
       pool.status().map((status) => {

@@ -13,7 +13,6 @@ export class WorkerMetrics {
   readonly #last = new Map<number, readonly MetricAsJson[]>();
   readonly #ended: (readonly MetricAsJson[])[] = [];
 
-  /** Takes what `PrometheusMetrics.json` of a worker has given. */
   reported(worker: number, metrics: readonly MetricAsJson[]): void {
     this.#last.set(worker, metrics);
   }

@@ -19,7 +19,6 @@ export interface UpstreamRequest {
   readonly path: string;
   /** Names in lower case. */
   readonly headers: Readonly<Record<string, string | string[]>>;
-  /** Text is sent as UTF-8. */
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
   readonly abort: LazyAbort;
@@ -112,7 +111,6 @@ class Call implements Dispatcher.DispatchHandler {
   readonly #resolve: (answer: UpstreamAnswer) => void;
   readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
-  /** Whether its connection was kept from an earlier request. */
   isKept = false;
   #controller: Dispatcher.DispatchController | undefined = undefined;
   #stage: BrokenStage = "connect";
@@ -244,7 +242,6 @@ export class ConnectionPool {
   readonly #onClosed: ConnectionPoolOptions["onClosed"];
   readonly #clients = new Set<Client>();
   #closed = false;
-  /** By origin, the one that has been idle longest first. */
   readonly #idle = new Map<string, Client[]>();
 
   constructor({ connectMs, onClosed }: ConnectionPoolOptions) {

@@ -168,7 +168,6 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
   return [false, true].map((value) => ({ ...factors, cross_layers_blocks: value }));
 }
 
-/** The values to try for each factor. */
 type Options = readonly { readonly factor: string; readonly values: readonly unknown[] }[];
 
 /**

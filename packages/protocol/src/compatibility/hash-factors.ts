@@ -10,7 +10,6 @@ import { sha256Hex } from "./compatibility-hash.js";
 import { modelForms, PROPOSED_FACTORS, speculativeForms } from "./factor-candidates.js";
 import { pythonJson } from "./python-json.js";
 
-/** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
 /** The factors of a hash, by vLLM's names; undefined when they are unknown. */
@@ -51,7 +50,6 @@ export interface HashSearch {
 /** Takes about a second on one core. */
 const MAX_TRIED = 60_000;
 const SHAPE_FACTORS = ["num_kv_heads", "head_size", "num_hidden_layers", "dtype", "cache_dtype"];
-/** Combinations that are tried in one step. */
 const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
 /** The latent vectors of DeepSeek models. */

@@ -77,7 +77,6 @@ export type KvNotification =
       readonly message: ExtensionMessage;
     };
 
-/** UTF-8 bytes of a string. */
 const toBytes = (text: string) => new TextEncoder().encode(text);
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true });
 

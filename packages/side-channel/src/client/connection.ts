@@ -10,7 +10,6 @@ export type ConnectionStage = "connecting" | "greeting" | "established";
 
 /** Options of `ZmqConnection`. */
 export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanism"> {
-  /** IP address, or a name that Node looks up. */
   readonly host: string;
   readonly port: number;
   /** The keys of CURVE. Undefined: NULL. @default undefined */
@@ -19,7 +18,6 @@ export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanis
 
 /** Why a connection was refused or lost. */
 export interface ConnectionLoss {
-  /** The reason, as a part of a sentence. */
   readonly why: string;
   /** The peer's or this side's key or mechanism was refused. */
   readonly hint?: string | undefined;

@@ -18,7 +18,6 @@ export interface SubscriptionLimits {
 export interface ZmqSubscriptionOptions {
   /** `tcp://host:port` of a PUB or XPUB. */
   readonly endpoint: string;
-  /** Times the handshake and the next attempt. */
   readonly clock: Clock;
   readonly limits: SubscriptionLimits;
   /** Called when a connection is established and the subscription is sent. */

@@ -17,7 +17,6 @@ export interface ZmtpMetadata {
  */
 export const MAX_COMMAND_BYTES = 4096;
 
-/** Encodes the body of a command. */
 export function encodeCommand(name: string, data: Uint8Array = new Uint8Array(0)): Uint8Array {
   return Buffer.concat([named(name), data]);
 }

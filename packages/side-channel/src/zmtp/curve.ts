@@ -68,7 +68,6 @@ export function curveClient(options: CurveOptions): ZmtpMechanism {
   return new CurveClient(options);
 }
 
-/** What WELCOME has fixed for the rest of a server's handshake. */
 interface Welcomed {
   /** The long-term keys that the client's HELLO was made for. */
   readonly keys: CurveKeys;

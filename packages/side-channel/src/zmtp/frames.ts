@@ -6,7 +6,6 @@ const LONG = 0x02;
 const COMMAND = 0x04;
 const RESERVED = ~(MORE | LONG | COMMAND);
 
-/** A frame as it was received. */
 export interface ZmtpFrame {
   /** Another frame of the same message follows. */
   readonly more: boolean;
@@ -68,17 +67,14 @@ export class FrameReader {
     this.#admit = admit;
   }
 
-  /** A frame has begun and is not complete. */
   get partial(): boolean {
     return this.#headerBytes > 0;
   }
 
-  /** Bytes that have arrived and were not read. */
   get unread(): boolean {
     return this.#chunks.length > 0;
   }
 
-  /** Adds received bytes. They must not change afterwards. */
   push(chunk: Uint8Array): void {
     if (chunk.byteLength > 0) this.#chunks.push(chunk);
   }

@@ -14,9 +14,7 @@ import type { ZmtpMechanismName } from "./greeting.js";
 
 /** The security of one connection: its handshake, and what it does to the frames afterwards. */
 export interface ZmtpMechanism {
-  /** Name of the mechanism in the greeting. */
   readonly name: ZmtpMechanismName;
-  /** Whether this side is the server of the mechanism. */
   readonly asServer: boolean;
   /** Bytes that each frame grows by. */
   readonly overheadBytes: number;

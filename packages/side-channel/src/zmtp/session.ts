@@ -47,7 +47,6 @@ const MAX_COMMANDS_PER_CHUNK = 64;
  * must be closed.
  */
 export class ZmtpSession {
-  /** The bytes to send first. */
   readonly greeting: Uint8Array;
   readonly #options: ZmtpSessionOptions;
   readonly #mechanism: ZmtpMechanism;
@@ -87,7 +86,6 @@ export class ZmtpSession {
     return this.#reader.unread;
   }
 
-  /** Adds received bytes. They must not change afterwards. */
   push(chunk: Uint8Array): void {
     this.#commands = 0;
     this.#reader.push(chunk);
