@@ -107,8 +107,9 @@ export class Fleet {
   readonly #follower: DiscoveryFollower | undefined;
 
   /**
-   * Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none,
-   * and no discovery.
+   * Begins to check and to follow the instances.
+   *
+   * @throws `KV_CONFIG_INVALID` where there are none, and no discovery.
    */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;

@@ -14,8 +14,9 @@ export interface AdminHosts {
 /**
  * Refuses what a page of another site can have a browser send to the admin routes: a request of
  * another origin, and one to a name that the page's owner has pointed to this machine (DNS
- * rebinding). An IP address cannot be pointed anywhere. Errors: `KV_REQUEST_INVALID` with the
- * status 403.
+ * rebinding). An IP address cannot be pointed anywhere.
+ *
+ * @throws `KV_REQUEST_INVALID` with the status 403.
  */
 export function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): void {
   const { host = "", origin } = headers;
@@ -51,7 +52,9 @@ function forbidden(message: string, hint: string): KvError {
 
 /**
  * Refuses a request without the token, where one is set. `otherwise` is a token from elsewhere than
- * the header. Errors: `KV_REQUEST_INVALID` with the status 401.
+ * the header.
+ *
+ * @throws `KV_REQUEST_INVALID` with the status 401.
  */
 export function requireToken(
   authorization: string | undefined,

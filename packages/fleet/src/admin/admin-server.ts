@@ -94,7 +94,11 @@ export class AdminServer {
     });
   }
 
-  /** Resolves with the URL. Errors: `KV_CONFIG_INVALID` when it cannot listen there. */
+  /**
+   * Resolves with the URL.
+   *
+   * @throws `KV_CONFIG_INVALID` when it cannot listen there.
+   */
   async listen(): Promise<string> {
     const { host, port } = this.#options.settings;
     return httpUrl(host, await this.#http.listen(host, port));

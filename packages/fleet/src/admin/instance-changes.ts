@@ -30,8 +30,9 @@ export interface ChangedInstances {
 
 /**
  * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's
- * instances. A new one is asked for its models first. Errors: `KV_REQUEST_INVALID`,
- * `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
+ * instances. A new one is asked for its models first.
+ *
+ * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
  */
 export async function changeInstance(
   change: InstanceChange,
@@ -49,7 +50,7 @@ export async function changeInstance(
 }
 
 /**
- * Errors: `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
+ * @throws `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
  * one that it must have.
  */
 async function requireServer(
@@ -92,7 +93,11 @@ export interface NamedInstance {
   readonly spec: InstanceSpec;
 }
 
-/** Reads the body of a change. Errors: `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`. */
+/**
+ * Reads the body of a change.
+ *
+ * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`.
+ */
 export function readChange(body: unknown): NamedInstance {
   const result = changeSchema.safeParse(body);
   if (!result.success) {

@@ -53,15 +53,21 @@ export class ApiConnection {
     this.#access = access;
   }
 
-  /** The namespace of the context, or of the pod. Errors: `KV_CONFIG_INVALID`. */
+  /**
+   * The namespace of the context, or of the pod.
+   *
+   * @throws `KV_CONFIG_INVALID`.
+   */
   async namespace(): Promise<string> {
     const config = await this.#loaded();
     return config.getContextObject(config.getCurrentContext())?.namespace ?? "default";
   }
 
   /**
-   * The JSON at a path. Errors: `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access
-   * that cannot be read.
+   * The JSON at a path.
+   *
+   * @throws `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access that cannot be
+   * read.
    */
   async get(
     path: string,
@@ -73,8 +79,9 @@ export class ApiConnection {
   }
 
   /**
-   * Calls `onEvent` with each event of a watch. Resolves when the server ends it. Errors: as `get`;
-   * also when nothing comes for `idleMs`.
+   * Calls `onEvent` with each event of a watch. Resolves when the server ends it.
+   *
+   * @throws as `get`; also when nothing comes for `idleMs`.
    */
   async watch(
     path: string,

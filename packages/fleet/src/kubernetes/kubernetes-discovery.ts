@@ -66,9 +66,10 @@ const COALESCE_MS = 20;
 /**
  * Follows pods, or the EndpointSlices of services, in a Kubernetes cluster. An instance that is not
  * ready, or that begins to end, is left out at once. While the API server cannot be read, the last
- * known instances stay. Errors: `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is
- * not installed, or the cluster's configuration cannot be read. The API server itself is asked by
- * `watch` first.
+ * known instances stay. The API server itself is asked by `watch` first.
+ *
+ * @throws `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is not installed, or the
+ * cluster's configuration cannot be read.
  */
 export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): Promise<Discovery> {
   const { podSelector, services, port = "http", roleLabel = "llm-d.ai/role", ipFamily } = options;

@@ -79,9 +79,10 @@ const MAX_ID_LENGTH = 512;
 /**
  * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which
  * may stay unknown. No other rank is asked: when vLLM 0.33 is asked for a rank that it does not
- * have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
- * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * have, its listener stops for good.
+ *
+ * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`,
+ * `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function readEngineFacts(options: ReadEngineOptions): Promise<EngineFacts> {
   const { address, sideChannel, timeoutMs, signal } = options;

@@ -142,7 +142,9 @@ export function addressUnknown(role: Role): KvError {
 }
 
 /**
- * Errors: `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one
+ * Checks that a side channel is that of the engine that answers.
+ *
+ * @throws `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one
  * that answers requests.
  */
 export function requireAnsweredEngine(

@@ -61,8 +61,9 @@ export class Pairing {
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
   /**
-   * Reads nothing of instances until pools have some. Errors: `KV_CONFIG_INVALID` for a key file
-   * that cannot be used.
+   * Reads nothing of instances until pools have some.
+   *
+   * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
    */
   constructor(options: PairingOptions) {
     this.#options = options;

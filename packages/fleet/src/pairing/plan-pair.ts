@@ -80,7 +80,9 @@ export function rankGeometry(
 
 /**
  * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is
- * like its rank (0, 0). Errors: those of `buildEngineTransferPlan`.
+ * like its rank (0, 0).
+ *
+ * @throws those of `buildEngineTransferPlan`.
  */
 export function planRanks(
   { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype }: PairToPlan,

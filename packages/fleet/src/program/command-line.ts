@@ -59,9 +59,10 @@ function optionOf(flag: string, { description, heading, type, choices, usual }: 
 }
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`. Errors:
- * `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits with a
- * message for an unknown flag.
+ * Parses the arguments after the program's name, and the file of `--config`.
+ *
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits
+ * with a message for an unknown flag.
  */
 export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObject>(
   program: CommandLine<File, Flags>,
@@ -92,8 +93,9 @@ export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObj
 }
 
 /**
- * Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the
- * file's name.
+ * Reads a configuration file.
+ *
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name.
  */
 export function readConfigFile<File extends z.ZodObject>(
   { file, readme }: Pick<CommandLine<File, z.ZodObject>, "file" | "readme">,

@@ -29,10 +29,11 @@ const MAX_PARAMS_LENGTH = 8 * 1024 * 1024;
 
 /**
  * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM
- * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read. Errors:
- * `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of a kind
- * for which reading back is not proven (several groups of layers, pipeline parallel engines, a
- * context parallel engine of vLLM, no end of the lease).
+ * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read.
+ *
+ * @throws `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of
+ * a kind for which reading back is not proven (several groups of layers, pipeline parallel engines,
+ * a context parallel engine of vLLM, no end of the lease).
  */
 export function readKvObject(params: string): KvObject | undefined {
   if (params.length > MAX_PARAMS_LENGTH) throw unusable(`it has ${params.length} characters`);

@@ -43,7 +43,7 @@ export class InstancePool {
    */
   #known = new WeakMap<readonly PooledInstance[], KnownList>();
 
-  /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
+  /** @throws `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
     const { role, routing, clock } = options;
     this.role = role;
@@ -163,8 +163,9 @@ export class InstancePool {
   }
 
   /**
-   * Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when
-   * it is in the pool already.
+   * Adds an instance; one that is draining takes requests again.
+   *
+   * @throws `KV_CONFIG_INVALID` when it is in the pool already.
    */
   add(spec: InstanceSpec): void {
     const known = this.find(spec);
@@ -197,15 +198,17 @@ export class InstancePool {
 
   /**
    * Sends the instance no further requests, from this call on. Resolves when its visits have ended.
-   * Errors: `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
+   *
+   * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
     await this.#beginDraining(id).idle();
   }
 
   /**
-   * Drains the instance, then forgets it. Errors: `KV_PROXY_NO_INSTANCE` for an instance that is
-   * not in the pool.
+   * Drains the instance, then forgets it.
+   *
+   * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async remove(id: InstanceId): Promise<void> {
     const removed = this.#beginDraining(id);

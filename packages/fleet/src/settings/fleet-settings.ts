@@ -170,8 +170,9 @@ export type FleetSettingsInput = z.input<typeof settings>;
 
 /**
  * Checks settings against a zod schema and fills in defaults. `subject` begins the error's message,
- * and `readme` is where the settings are described. Errors: `KV_CONFIG_UNKNOWN_KEY`,
- * `KV_CONFIG_INVALID`, with the name of each wrong setting.
+ * and `readme` is where the settings are described.
+ *
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
 export function parseSettings<S extends z.ZodType>(
   schema: S,
@@ -191,7 +192,11 @@ export function parseSettings<S extends z.ZodType>(
   );
 }
 
-/** The value of a JSON file. Errors: `KV_CONFIG_INVALID` with the file's name. */
+/**
+ * The value of a JSON file.
+ *
+ * @throws `KV_CONFIG_INVALID` with the file's name.
+ */
 export function readJsonFile(path: string, readFile: (path: string) => string): unknown {
   try {
     return JSON.parse(readFile(path));

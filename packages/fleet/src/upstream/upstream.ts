@@ -59,8 +59,9 @@ export class Upstream {
   }
 
   /**
-   * Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage`
-   * in `details.stage`.
+   * Resolves with the head of the answer.
+   *
+   * @throws `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`.
    */
   send(request: UpstreamRequest): Promise<UpstreamAnswer> {
     return new Promise((resolve, reject) => {

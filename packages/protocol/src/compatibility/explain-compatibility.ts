@@ -42,7 +42,7 @@ export interface CompatibilityExplanation {
  * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only
  * the hash: then our factors as each described release of vLLM would have them are tried, and
  * changes of one, two and three factors, from `candidates` first and from common values after them;
- * at most 4,000 combinations. Throws nothing.
+ * at most 4,000 combinations.
  */
 export function explainCompatibility(
   ours: Factors,

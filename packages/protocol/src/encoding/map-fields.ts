@@ -39,7 +39,7 @@ export class MapFields {
   readonly #options: MapFieldsOptions;
   readonly #read = new Set<string>();
 
-  /** Errors: `malformedCode` when `value` is not a map. */
+  /** @throws `malformedCode` when `value` is not a map. */
   constructor(value: unknown, options: MapFieldsOptions) {
     this.#options = options;
     if (!isMap(value)) throw this.malformed("the message", "a map", value);

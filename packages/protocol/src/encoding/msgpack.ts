@@ -65,7 +65,9 @@ const encoder = new Encoder({ useBigInt64: false, extensionCodec: plainDataOnly 
  * Encodes a value to the same bytes as Python's msgspec: the shortest form of each integer (uint64
  * above 2^32), `bin` for bytes, `str` for strings, map entries in insertion order. A `Float64` is
  * allowed at the top level only. Integers must be safe integers; beyond 2^53 they would be written
- * as floats. Errors: `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
+ * as floats.
+ *
+ * @throws `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
  */
 export function encodeMsgpack(value: unknown): Uint8Array {
   if (value instanceof Float64) {
@@ -80,10 +82,11 @@ export function encodeMsgpack(value: unknown): Uint8Array {
 /**
  * Decodes one whole message. Integers and floats both become numbers, so a whole float equals the
  * integer. Bytes are copied: a view would keep the whole message alive and would change when its
- * buffer is reused. `what` names the message in errors. Errors: `KV_WIRE_LIMIT_EXCEEDED`;
- * `KV_WIRE_MALFORMED` with the byte offset for anything but one msgpack value up to the last byte,
- * for integers beyond 2^53, extension types, map keys that are not strings or are `__proto__`, and
- * strings that are not UTF-8.
+ * buffer is reused. `what` names the message in errors.
+ *
+ * @throws `KV_WIRE_LIMIT_EXCEEDED`; `KV_WIRE_MALFORMED` with the byte offset for anything but one
+ * msgpack value up to the last byte, for integers beyond 2^53, extension types, map keys that are
+ * not strings or are `__proto__`, and strings that are not UTF-8.
  */
 export function decodeMsgpack(
   bytes: Uint8Array,

@@ -68,7 +68,9 @@ export interface AgentMetadata {
 
 /**
  * Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec
- * does. Errors: `KV_INTERNAL` as `encodeMsgpack`.
+ * does.
+ *
+ * @throws `KV_INTERNAL` as `encodeMsgpack`.
  */
 export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
   return encodeMsgpack({
@@ -98,9 +100,10 @@ export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
 }
 
 /**
- * Decodes and validates a rank's metadata. Errors: `KV_WIRE_MALFORMED` naming the field and its
- * value, also where a per-region list has another length than `kv_caches_base_addr`;
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Decodes and validates a rank's metadata.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field and its value, also where a per-region list has
+ * another length than `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
   const what = "agent metadata";

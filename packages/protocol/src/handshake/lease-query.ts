@@ -62,7 +62,7 @@ const KIND = "lease_check";
 const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 2, maxItems: 16 };
 const MAX_ID_LENGTH = 1024;
 
-/** Encodes the query's one frame. Throws nothing. */
+/** Encodes the query's one frame. */
 export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
   const { engineId, requestId, generation, capability, blocks, prompt } = query;
   return encodeMsgpack({
@@ -80,7 +80,7 @@ export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
 
 /**
  * Undefined for anything but a well-formed query: the side channel also gets handshakes and
- * arbitrary bytes. Throws nothing.
+ * arbitrary bytes.
  */
 export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
   const map = decodeMap(frames);
@@ -101,7 +101,7 @@ export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | un
   };
 }
 
-/** Encodes the reply's one frame. Throws nothing. */
+/** Encodes the reply's one frame. */
 export function encodeLeaseReply({
   incarnation,
   held,
@@ -119,7 +119,7 @@ export function encodeLeaseReply({
   });
 }
 
-/** Undefined for anything but a well-formed reply. Throws nothing. */
+/** Undefined for anything but a well-formed reply. */
 export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean")

@@ -96,8 +96,9 @@ export function isWireSafeRequestId(requestId: string): boolean {
 }
 
 /**
- * Encodes a notification. Ids must satisfy `isWireSafeRequestId`. Errors: `KV_INTERNAL` as
- * `encodeMsgpack`.
+ * Encodes a notification. Ids must satisfy `isWireSafeRequestId`.
+ *
+ * @throws `KV_INTERNAL` as `encodeMsgpack`.
  */
 export function encodeNotification(notification: KvNotification): Uint8Array {
   switch (notification.kind) {
@@ -115,8 +116,10 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
 }
 
 /**
- * Decodes a peer's notification. Errors: `KV_WIRE_MALFORMED` with the first bytes in hex when it
- * has none of the known forms; `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
+ * Decodes a peer's notification.
+ *
+ * @throws `KV_WIRE_MALFORMED` with the first bytes in hex when it has none of the known forms;
+ * `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
  */
 export function decodeNotification(payload: Uint8Array): KvNotification {
   return atOnce(decodeNotificationInSteps(payload));

@@ -28,9 +28,7 @@ export interface PushRegistration {
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
-/**
- * The map of a `push-registration` notification, with vLLM's keys in vLLM's order. Throws nothing.
- */
+/** The map of a `push-registration` notification, with vLLM's keys in vLLM's order. */
 export function encodePushRegistration(
   registration: PushRegistration,
 ): Readonly<Record<string, unknown>> {
@@ -62,7 +60,9 @@ export interface DecodePushRegistrationOptions {
 
 /**
  * Reads the map of a `push-registration` notification. An empty group is refused: vLLM reads it as
- * all blocks. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ * all blocks.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodePushRegistration(
   map: Readonly<Record<string, unknown>>,

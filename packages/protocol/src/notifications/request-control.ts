@@ -39,17 +39,15 @@ export type RequestControlMessage =
       readonly requests: readonly RequestProof[];
     };
 
-/**
- * Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. Throws
- * nothing.
- */
+/** Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. */
 export function encodeRequestControl(message: RequestControlMessage): Uint8Array {
   return encodeNotification({ kind: "extension", message: mapOf(message) });
 }
 
 /**
- * Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Undefined for a `type` of another extension.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeRequestControl(message: ExtensionMessage): RequestControlMessage | undefined {
   const { type, ...rest } = message;
@@ -82,8 +80,7 @@ export function decodeRequestControl(message: ExtensionMessage): RequestControlM
 
 /**
  * The request of a "done" notification, in vLLM's form or in that of this extension, by its
- * receiver's id. Undefined for any other notification, and for one without a known form. Throws
- * nothing.
+ * receiver's id. Undefined for any other notification, and for one without a known form.
  */
 export function decodeDone(
   payload: Uint8Array,

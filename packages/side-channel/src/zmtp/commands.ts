@@ -21,7 +21,11 @@ export function encodeCommand(name: string, data: Uint8Array = new Uint8Array(0)
   return Buffer.concat([named(name), data]);
 }
 
-/** Decodes the body of a command. Errors: `KV_WIRE_MALFORMED`. */
+/**
+ * Decodes the body of a command.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
+ */
 export function decodeCommand(body: Uint8Array): ZmtpCommand {
   const length = body[0] ?? 0;
   if (length === 0 || body.byteLength < 1 + length)
@@ -50,7 +54,11 @@ function named(name: string): Uint8Array {
   return Buffer.concat([Uint8Array.of(name.length), Buffer.from(name)]);
 }
 
-/** Decodes metadata. Names are compared without regard to case. Errors: `KV_WIRE_MALFORMED`. */
+/**
+ * Decodes metadata. Names are compared without regard to case.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
+ */
 export function decodeMetadata(bytes: Uint8Array): ZmtpMetadata {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   let socketType: string | undefined;

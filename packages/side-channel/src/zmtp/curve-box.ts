@@ -37,8 +37,9 @@ export function curveKeyPair(secretKey?: Uint8Array): CurveKeyPair {
 }
 
 /**
- * The key of boxes between two pairs (`crypto_box_beforenm` of NaCl). Errors:
- * `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
+ * The key of boxes between two pairs (`crypto_box_beforenm` of NaCl).
+ *
+ * @throws `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
  */
 export function boxKey(privateKey: KeyObject, publicKey: Uint8Array): Uint8Array {
   let shared: Uint8Array;

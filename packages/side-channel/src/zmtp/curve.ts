@@ -48,7 +48,7 @@ const text = new TextEncoder();
 
 /**
  * Derives the long-term keys from a shared key (HKDF-SHA-256), so that whoever has the key is a
- * member, and nobody else knows even the public keys. Throws nothing.
+ * member, and nobody else knows even the public keys.
  */
 export function curveKeysOf(sharedKey: Uint8Array): CurveKeys {
   const pair = (role: string) =>

@@ -89,8 +89,9 @@ export class FrameReader {
   }
 
   /**
-   * The next complete frame; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, and
-   * those of `admit`.
+   * The next complete frame; undefined until more bytes come.
+   *
+   * @throws `KV_WIRE_MALFORMED`, and those of `admit`.
    */
   read(): ZmtpFrame | undefined {
     const frame = this.#frame ?? this.#readHeader();

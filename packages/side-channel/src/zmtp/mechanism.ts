@@ -26,15 +26,20 @@ export interface ZmtpMechanism {
   /** The bodies of the commands to send when both greetings are there. */
   open(): readonly Uint8Array[];
   /**
-   * Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`,
-   * `KV_HANDSHAKE_UNTRUSTED`.
+   * Takes a command of the handshake. `peer` ends the handshake.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`.
    */
   receive(command: Uint8Array): {
     readonly send: readonly Uint8Array[];
     readonly peer?: ZmtpMetadata | undefined;
   };
   seal(frame: ZmtpFrame): ZmtpFrame;
-  /** The frame that was sealed. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  /**
+   * The frame that was sealed.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`.
+   */
   unseal(frame: ZmtpFrame): ZmtpFrame;
 }
 

@@ -92,8 +92,9 @@ export class ZmtpSession {
   }
 
   /**
-   * The next event; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`,
-   * `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
+   * The next event; undefined until more bytes come.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
    */
   read(): ZmtpEvent | undefined {
     if (this.#greetedBytes < GREETING_BYTES) return this.#readGreeting();
