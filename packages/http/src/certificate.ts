@@ -41,8 +41,9 @@ export async function selfSigned(commonName: string, nowMs: number): Promise<Cer
 }
 
 /**
- * Reads a certificate and its key. Errors: `KV_CONFIG_INVALID` where one cannot be read, or they do
- * not belong together.
+ * Reads a certificate and its key.
+ *
+ * @throws `KV_CONFIG_INVALID` where one cannot be read, or they do not belong together.
  */
 function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePair {
   try {

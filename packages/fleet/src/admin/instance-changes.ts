@@ -50,6 +50,8 @@ export async function changeInstance(
 }
 
 /**
+ * Asks a new instance for its models.
+ *
  * @throws `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
  * one that it must have.
  */
