@@ -74,7 +74,7 @@ export default defineConfig({
     alias: [
       { find: /^@kv\/testing\/(.+)$/, replacement: `${tools}/testing/src/$1.ts` },
       {
-        find: /^@kv\/(conformance|connector|fleet)\/(.+)$/,
+        find: /^@kv\/(conformance|connector|fleet|protocol)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
       { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },

@@ -6,8 +6,8 @@ import { createServer } from "node:http";
 import { type AddressInfo, createServer as createTcpServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { OtlpTracer } from "@kv/protocol";
 import { builtProgram } from "@kv/testing/node-programs";
+import { recordedSpans } from "@kv/testing/recorded-spans";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
@@ -130,18 +130,16 @@ describe("a hostile peer", () => {
 });
 
 describe("a hostile file", () => {
-  const trace: string[] = [];
-  const tracer = new OtlpTracer({ service: HOSTILE, write: (line) => trace.push(`${line}\n`) });
+  const { tracer, line } = recordedSpans();
   const request = tracer.start("kv_proxy.request", { attributes: { "kv.request_id": HOSTILE } });
   tracer.start(HOSTILE, { parent: request?.traceparent })?.end();
   request?.end();
-  tracer.close();
   const model = JSON.parse(
     readFileSync(join(root, "packages/kv-plan/models/qwen3-0.6b.json"), "utf8"),
   ) as object;
 
   test.each<[string, () => string[]]>([
-    ["kv-peer trace", () => ["trace", file("trace", trace.join(""))]],
+    ["kv-peer trace", () => ["trace", file("trace", `${line()}\n`)]],
     ["kv-peer trace of no trace", () => ["trace", file("no-trace", HOSTILE)]],
     [
       "kv-peer diff",

@@ -2,7 +2,8 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { silentLog } from "@kv/interface";
-import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { readSpans, type TraceSpan } from "@kv/protocol";
+import { recordedSpans } from "@kv/testing/recorded-spans";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { afterEach, expect, it } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
@@ -136,8 +137,7 @@ it("host staging: the copies between device and pool are spans on both sides", a
 
 it("a front end without trace headers: D continues the trace that P's parameters carry", async () => {
   const network = memoryNetwork();
-  const lines: string[] = [];
-  const tracer = new OtlpTracer({ service: "test", write: (line) => lines.push(line) });
+  const { tracer, spans } = recordedSpans();
   const { prefills, decodes } = planInstances(PAIR);
   const [p, d] = await Promise.all(
     [...prefills, ...decodes].map(async ({ name, config }) => {
@@ -156,8 +156,7 @@ it("a front end without trace headers: D continues the trace that P's parameters
     max_tokens: 1,
     kv_transfer_params: { do_remote_decode: true },
   });
-  tracer.flush();
-  const [request] = lines.flatMap(readSpans).filter(({ name }) => name === "kv_engine.request");
+  const [request] = spans().filter(({ name }) => name === "kv_engine.request");
   expect(prefilled.kv_transfer_params?.["kv_peer"]).toMatchObject({
     traceparent: `00-${request?.traceId}-${request?.spanId}-01`,
   });
@@ -166,8 +165,7 @@ it("a front end without trace headers: D continues the trace that P's parameters
     kv_transfer_params: prefilled.kv_transfer_params,
   });
   expect(status).toBe(200);
-  tracer.flush();
-  const traces = new Map(lines.flatMap(readSpans).map((span) => [span.name, span.traceId]));
+  const traces = new Map(spans().map((span) => [span.name, span.traceId]));
   expect(traces.get("kv_engine.generate")).toBe(request?.traceId);
   expect(traces.get("kv.read")).toBe(request?.traceId);
 });

@@ -2,9 +2,8 @@
 import { readFileSync } from "node:fs";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { connectKubernetes, createCommand, jsonLog } from "@kv/fleet/front-end";
-import { openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
-import { OtlpTracer } from "@kv/protocol";
+import { connectKubernetes, createCommand, jsonLog, openTracer } from "@kv/fleet/front-end";
+import { print, printError, reportFailure, runProgram } from "@kv/program";
 import { PROGRAM, parseCli } from "./config/cli-options.js";
 import { readSettings } from "./config/settings.js";
 import { createPicker } from "./picker.js";
@@ -20,9 +19,9 @@ async function main(): Promise<void> {
     readFileSync(path, "utf8"),
   );
   const log = jsonLog(logLevel, { write: printError });
-  const spans = openSpanOutput({ file: trace, env: process.env, log });
-  const tracer =
-    spans && new OtlpTracer({ service: "kv-epp", instance: `${process.pid}`, write: spans.write });
+  const instance = `${process.pid}`;
+  const spans = await openTracer(trace, { service: "kv-epp", instance, log });
+  const { tracer } = spans;
   const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
   const picker = createPicker({ ...settings, log, tracer, createDiscovery });
   const address = await picker.listen({ host, port }).catch(async (error: unknown) => {
@@ -40,8 +39,7 @@ async function main(): Promise<void> {
     // The second signal ends the waits.
     picker
       .close()
-      .then(() => tracer?.close())
-      .then(() => spans?.close())
+      .then(() => spans.close())
       .catch(fail);
   };
   process.on("SIGTERM", stop);

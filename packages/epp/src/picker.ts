@@ -139,6 +139,7 @@ class ExtProcPicker implements Picker {
   } = {}): Promise<PickerAddress> {
     const { healthPort } = this.#settings;
     await this.#fleet.firstReadings();
+    await this.#certificate?.ready();
     const address = { host, port: await this.#listener.listen(host, port) };
     const probes = await this.#healthListener?.listen(host, healthPort ?? 0);
     return { ...address, healthPort: probes, metricsUrl: await this.#metricsServer?.listen() };

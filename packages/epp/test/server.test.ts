@@ -6,10 +6,10 @@ import { ChannelCredentials } from "@grpc/grpc-js";
 import { leastLoad, type RoutingContext } from "@kv/fleet";
 import { selfSigned } from "@kv/http";
 import { type LogFields, silentLog } from "@kv/interface";
-import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
 import { type Answer, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { after, manualClock } from "@kv/testing/manual-clock";
+import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, onTestFinished, test } from "vitest";
 import { checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
 
@@ -47,7 +47,8 @@ test("a certificate is read again when its files change; a wrong pair leaves the
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
+  const first = await selfSigned("test", Date.now());
+  const second = await selfSigned("test", Date.now());
   const write = (file: string, bytes: Buffer) => {
     writeFileSync(`${file}.new`, bytes);
     renameSync(`${file}.new`, file);
@@ -80,8 +81,8 @@ test("a key that is not the certificate's is refused at the start", async () => 
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  writeFileSync(certFile, selfSigned("test", Date.now()).certificate);
-  writeFileSync(keyFile, selfSigned("test", Date.now()).privateKey);
+  writeFileSync(certFile, (await selfSigned("test", Date.now())).certificate);
+  writeFileSync(keyFile, (await selfSigned("test", Date.now())).privateKey);
   await expect(
     runPicker({ prefillers: [P], decoders: [D], tls: { certFile, keyFile } }),
   ).rejects.toMatchObject({
@@ -283,14 +284,12 @@ test("metrics have kv-proxy's names; /status and /health say the state", async (
 });
 
 test("a choice is a span in the client's trace, and the instances get it as parent", async () => {
-  const lines: string[] = [];
-  const tracer = new OtlpTracer({ service: "kv-epp", write: (line) => lines.push(line) });
+  const { tracer, spans } = recordedSpans();
   const { port } = await runPicker({ prefillers: [P], decoders: [D], tracer });
   const traceId = "0af7651916cd43dd8448eb211c80319c";
   const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
   const { headers } = await send(clientOf(port), undefined, { traceparent }).choice();
-  tracer.flush();
-  const [span] = lines.flatMap(readSpans) as TraceSpan[];
+  const [span] = spans();
   expect(span).toMatchObject({ name: "kv_epp.pick", traceId, parentSpanId: "b7ad6b7169203331" });
   expect(span?.attributes).toMatchObject({
     "kv.decode": D,

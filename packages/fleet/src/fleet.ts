@@ -51,7 +51,6 @@ export interface FrontEndOptions extends AmbientOptions {
 
 /** What `Fleet` gets from its user. */
 export interface FleetOptions extends FrontEndOptions {
-  /** The settings, with their defaults. */
   readonly settings: FleetSettings;
   /**
    * Requests name their prefill instances, so these are neither followed nor checked, and the fleet
@@ -62,15 +61,10 @@ export interface FleetOptions extends FrontEndOptions {
 
 /** The state of a front end as JSON, for `/status`. */
 export interface FleetStatus {
-  /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
-  /** True from the call of `close`. */
   readonly draining: boolean;
-  /** Signals for autoscalers, as far as the front end sees them. */
   readonly signals: SignalsStatus;
-  /** The prefill instances. */
   readonly prefillers: readonly InstanceStatus[];
-  /** The decode instances. */
   readonly decoders: readonly InstanceStatus[];
 }
 
@@ -78,14 +72,10 @@ export interface FleetStatus {
 export interface FleetHealth {
   /** True while an instance of each role and a pair are available, and it does not drain. */
   readonly ok: boolean;
-  /** The JSON of `/health`. */
   readonly body: {
     readonly status: "ok" | "unavailable";
-    /** Available prefill instances. */
     readonly prefill_instances: number;
-    /** Available decode instances. */
     readonly decode_instances: number;
-    /** Whether a prefill and a decode instance that fit are available. */
     readonly paired: boolean;
   };
 }
@@ -96,25 +86,16 @@ export interface FleetHealth {
  * (metrics, status, signals).
  */
 export class Fleet {
-  /** Clock, randomness, log, tracer and metrics, with their defaults. */
   readonly ambient: Ambient;
-  /** The instances of each role. */
   readonly pools: Readonly<Record<Role, InstancePool>>;
-  /** Undefined where pairing is off. */
   readonly pairing: Pairing | undefined;
-  /** The HTTP client to the instances. */
   readonly upstream: Upstream;
-  /** The front end's own requests to them. */
   readonly get: InstanceGet;
-  /** The source of instances besides the settings' lists. */
   readonly discovery: ObservedDiscovery | undefined;
-  /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
   /** Where long bodies wait to be parsed: together they take at most a quarter of the time. */
   readonly parses: YieldingQueue;
-  /** What autoscalers need. */
   readonly signals: AutoscalingSignals;
-  /** All metrics of this process. */
   readonly prometheus: PrometheusMetrics;
   /** The front end closes: health is not ok from now on. */
   isDraining = false;
@@ -122,13 +103,13 @@ export class Fleet {
   readonly #options: FleetOptions;
   readonly #renderer: PromptRenderer;
   readonly #routings: Readonly<Record<Role, Routing>>;
-  /** Undefined while the first instances are added. */
   readonly #health: HealthChecks | undefined;
   readonly #follower: DiscoveryFollower | undefined;
 
   /**
-   * Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none,
-   * and no discovery.
+   * Begins to check and to follow the instances.
+   *
+   * @throws `KV_CONFIG_INVALID` where there are none, and no discovery.
    */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
@@ -222,12 +203,10 @@ export class Fleet {
     timer?.cancel();
   }
 
-  /** Checks an instance at once. */
   check(instance: PooledInstance): void {
     this.#health?.check(instance);
   }
 
-  /** Has an instance render the prompt of a request, and adds its token ids to the request. */
   async addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> {
     request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
@@ -259,7 +238,6 @@ export class Fleet {
     return this.#lastPart;
   }
 
-  /** The present state. */
   status(): FleetStatus {
     const { prefill, decode } = this.pools;
     return {
@@ -271,7 +249,6 @@ export class Fleet {
     };
   }
 
-  /** Ends checks, discovery and pairing. Requests in flight go on. */
   stop(): void {
     this.#health?.close();
     this.#follower?.close();

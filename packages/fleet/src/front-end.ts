@@ -97,6 +97,7 @@ export {
   signalsOf,
 } from "./telemetry/autoscaling-signals.js";
 export { jsonLog, LOG_LEVELS, type LogLevel } from "./telemetry/json-log.js";
+export { type OpenedTracer, openTracer } from "./telemetry/open-tracer.js";
 export { bothMetrics, type MetricAsJson, PrometheusMetrics } from "./telemetry/prometheus.js";
 export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";

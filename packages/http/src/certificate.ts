@@ -1,10 +1,4 @@
-import {
-  createPrivateKey,
-  generateKeyPairSync,
-  randomBytes,
-  sign,
-  X509Certificate,
-} from "node:crypto";
+import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 
@@ -22,64 +16,34 @@ const TEN_YEARS_MS = 10 * 365 * 86_400_000;
  * Makes a certificate of `commonName` for `localhost` that is signed with its own key (ECDSA
  * P-256). It encrypts; who connects cannot verify it.
  */
-export function selfSigned(commonName: string, nowMs: number): CertificatePair {
-  const { privateKey, publicKey } = generateKeyPairSync("ec", { namedCurve: "prime256v1" });
-  const ecdsaWithSha256 = sequence(oid("2a8648ce3d040302"));
-  const name = sequence(der(0x31, sequence(oid("550403"), der(0x0c, Buffer.from(commonName)))));
-  const subjectAltName = sequence(
-    oid("551d11"),
-    der(
-      0x04,
-      sequence(der(0x82, Buffer.from("localhost")), der(0x87, Buffer.from([127, 0, 0, 1]))),
-    ),
-  );
-  const serial = randomBytes(16);
-  // Positive, and without a zero at its begin.
-  serial[0] = ((serial[0] ?? 0) & 0x3f) | 0x40;
-  const body = sequence(
-    der(0xa0, der(0x02, Buffer.from([2]))),
-    der(0x02, serial),
-    ecdsaWithSha256,
-    name,
-    sequence(time(nowMs - 3_600_000), time(nowMs + TEN_YEARS_MS)),
-    name,
-    publicKey.export({ format: "der", type: "spki" }),
-    der(0xa3, sequence(subjectAltName)),
-  );
-  const signature = sign("sha256", body, privateKey);
-  const certificate = sequence(body, ecdsaWithSha256, der(0x03, Buffer.from([0]), signature));
+export async function selfSigned(commonName: string, nowMs: number): Promise<CertificatePair> {
+  // Takes 200 ms and 14 MiB to load.
+  const { generate } = await import("selfsigned");
+  const made = await generate([{ name: "commonName", value: commonName }], {
+    keyType: "ec",
+    algorithm: "sha256",
+    notBeforeDate: new Date(nowMs - 3_600_000),
+    notAfterDate: new Date(nowMs + TEN_YEARS_MS),
+    extensions: [
+      {
+        name: "subjectAltName",
+        altNames: [
+          { type: 2, value: "localhost" },
+          { type: 7, ip: "127.0.0.1" },
+        ],
+      },
+    ],
+  });
   return {
-    certificate: Buffer.from(
-      `-----BEGIN CERTIFICATE-----\n${certificate.toString("base64").replace(/.{64}(?=.)/g, "$&\n")}\n-----END CERTIFICATE-----\n`,
-    ),
-    privateKey: Buffer.from(privateKey.export({ format: "pem", type: "pkcs8" })),
+    certificate: Buffer.from(`${made.cert}\n`),
+    privateKey: Buffer.from(`${made.private}\n`),
   };
 }
 
-function der(tag: number, ...content: readonly Uint8Array[]): Buffer {
-  const bytes = Buffer.concat(content);
-  const { length } = bytes;
-  const head =
-    length < 0x80 ? [length] : length < 0x100 ? [0x81, length] : [0x82, length >> 8, length & 0xff];
-  return Buffer.concat([Buffer.from([tag, ...head]), bytes]);
-}
-
-function sequence(...content: readonly Uint8Array[]): Buffer {
-  return der(0x30, ...content);
-}
-
-function oid(hex: string): Buffer {
-  return der(0x06, Buffer.from(hex, "hex"));
-}
-
-/** `GeneralizedTime`. */
-function time(ms: number): Buffer {
-  return der(0x18, Buffer.from(`${new Date(ms).toISOString().replace(/[-:T]|\.\d+/g, "")}`));
-}
-
 /**
- * Reads a certificate and its key. Errors: `KV_CONFIG_INVALID` where one cannot be read, or they do
- * not belong together.
+ * Reads a certificate and its key.
+ *
+ * @throws `KV_CONFIG_INVALID` where one cannot be read, or they do not belong together.
  */
 function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePair {
   try {
@@ -113,17 +77,23 @@ type Listener = (pair: CertificatePair) => void;
 
 /**
  * The certificate of a listener: from files, which are read again when one of them has changed, or
- * one that is made at the start. A pair that is not valid is logged, and the one before stays.
+ * one that `ready` makes.
  */
 export class Certificate {
+  readonly #commonName: string;
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #listeners = new Set<Listener>();
-  #pair: CertificatePair;
+  #pair: CertificatePair | undefined;
   #seen = "";
   #timer: Timer | undefined;
 
-  /** `true` makes one of `commonName`. Errors: as `readCertificate`. */
+  /**
+   * `true` makes one of `commonName`. A pair of changed files that is not valid is logged, and the
+   * one before stays.
+   *
+   * @throws as `readCertificate`.
+   */
   constructor(
     files: CertificateFiles | true,
     {
@@ -132,25 +102,28 @@ export class Certificate {
       log,
     }: { readonly commonName: string; readonly clock: Clock; readonly log: Log },
   ) {
+    this.#commonName = commonName;
     this.#clock = clock;
     this.#log = log;
-    if (files === true) {
-      this.#pair = selfSigned(commonName, clock.now());
-      return;
-    }
+    if (files === true) return;
     this.#seen = stateOf(files);
     this.#pair = readCertificate(files);
     this.#timer = clock.setTimer(() => this.#look(files), LOOK_MS);
   }
 
-  /** The present one. */
-  get pair(): CertificatePair {
-    return this.#pair;
+  /** A server waits for it before it listens. */
+  async ready(): Promise<void> {
+    if (this.#pair === undefined) this.#use(await selfSigned(this.#commonName, this.#clock.now()));
   }
 
-  /** Calls `listener` with each further one, until the function that it returns is called. */
+  /**
+   * Calls `listener` with the present one, soon, and with each further one, until the function that
+   * it returns is called.
+   */
   onChange(listener: Listener): () => void {
     this.#listeners.add(listener);
+    const pair = this.#pair;
+    if (pair !== undefined) queueMicrotask(() => listener(pair));
     return () => this.#listeners.delete(listener);
   }
 
@@ -165,13 +138,17 @@ export class Certificate {
     if (state === this.#seen) return;
     this.#seen = state;
     try {
-      this.#pair = readCertificate(files);
+      this.#use(readCertificate(files));
     } catch (error) {
       this.#log.warn("certificate-not-read", { error });
       return;
     }
     this.#log.info("certificate-read", { file: files.certFile });
-    for (const listener of this.#listeners) listener(this.#pair);
+  }
+
+  #use(pair: CertificatePair): void {
+    this.#pair = pair;
+    for (const listener of this.#listeners) listener(pair);
   }
 }
 

@@ -146,7 +146,8 @@ export class HttpServer {
   }
 
   /** Starts to listen, and resolves with the port. Errors: as `listen`. */
-  listen(host: string, port: number): Promise<number> {
+  async listen(host: string, port: number): Promise<number> {
+    await this.#options.certificate?.ready();
     return listen(this.#server, host, port);
   }
 
@@ -299,7 +300,7 @@ function refused(httpStatus: number, message: string, hint: string): KvError {
 function createPlainOrTls(certificate: Certificate | undefined, options: ServerOptions): Server {
   if (certificate === undefined) return createHttpServer(options);
   const secure = ({ certificate: cert, privateKey: key }: CertificatePair) => ({ cert, key });
-  const server = createHttpsServer({ ...options, ...secure(certificate.pair) });
+  const server = createHttpsServer(options);
   certificate.onChange((pair) => server.setSecureContext(secure(pair)));
   return server;
 }

@@ -65,13 +65,9 @@ export interface Metrics {
 
 /** Time, randomness, log, metrics and traces: what every long-lived part receives. */
 export interface Ambient {
-  /** Source of time. */
   clock: Clock;
-  /** Source of randomness. */
   random: Random;
-  /** Sink for log events. */
   log: Log;
-  /** Sink for metrics. */
   metrics: Metrics;
   /** Records spans. Undefined: no spans are recorded. */
   tracer?: Tracer | undefined;

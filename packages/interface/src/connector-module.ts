@@ -50,9 +50,7 @@ export interface KvTransferConfig {
 export interface EngineIdentity {
   /** Id of the engine, unique for every start. `kv_transfer_params` and handshakes refer to it. */
   readonly engineId: string;
-  /** Tensor-parallel ranks. */
   readonly tpSize: number;
-  /** Pipeline-parallel ranks. */
   readonly ppSize: number;
   /**
    * Ranks that share a sequence (decode context parallelism, vLLM: `decode_context_parallel_size`):
@@ -62,9 +60,7 @@ export interface EngineIdentity {
    * refuses it. @default 1
    */
   readonly dcpSize?: number | undefined;
-  /** Data-parallel rank of this engine. */
   readonly dpRank: number;
-  /** Facts of the model for the compatibility hash. */
   readonly model: ModelIdentity;
 }
 
@@ -95,13 +91,9 @@ export interface ModelIdentity {
  * after the connector.
  */
 export interface SchedulerOptions extends AmbientOptions {
-  /** The validated configuration. */
   readonly config: KvTransferConfig;
-  /** Identity of this engine. */
   readonly engine: EngineIdentity;
-  /** The engine's KV cache. */
   readonly cache: KvCacheConfig;
-  /** Side channel for handshakes of peers. */
   readonly sideChannel: SideChannel;
 }
 
@@ -110,19 +102,12 @@ export interface SchedulerOptions extends AmbientOptions {
  * and closes them after the connector.
  */
 export interface WorkerOptions extends AmbientOptions {
-  /** The validated configuration. */
   readonly config: KvTransferConfig;
-  /** Identity of this engine. */
   readonly engine: EngineIdentity;
-  /** Tensor-parallel rank of this worker. */
   readonly tpRank: number;
-  /** Pipeline-parallel rank of this worker. */
   readonly ppRank: number;
-  /** Transport that moves the KV. */
   readonly transport: Transport;
-  /** Platform of the device that holds the KV cache. */
   readonly platform: Platform;
-  /** Side channel for handshakes with peers. */
   readonly sideChannel: SideChannel;
 }
 
@@ -134,13 +119,16 @@ export interface ConnectorModule {
   /** Name under which the connector is registered, as in `kv_connector`. */
   readonly name: string;
   /**
-   * Creates the scheduler side. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`,
-   * `KV_PLATFORM_UNSUPPORTED`, `KV_PLAN_UNSUPPORTED`.
+   * Creates the scheduler side.
+   *
+   * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, `KV_PLATFORM_UNSUPPORTED`,
+   * `KV_PLAN_UNSUPPORTED`.
    */
   createScheduler(options: SchedulerOptions): Promise<SchedulerConnector> | SchedulerConnector;
   /**
-   * Creates the worker side of one rank. Errors: as `createScheduler`, and those of
-   * `Transport.createAgent`.
+   * Creates the worker side of one rank.
+   *
+   * @throws as `createScheduler`, and those of `Transport.createAgent`.
    */
   createWorker(options: WorkerOptions): Promise<WorkerConnector> | WorkerConnector;
 }

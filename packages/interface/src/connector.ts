@@ -30,7 +30,6 @@ export type KvTransferParams = Readonly<Record<string, unknown>>;
 export interface ConnectorRequest {
   /** The engine's id of the request, unique among requests that have not ended. */
   readonly requestId: string;
-  /** Tokens of the prompt. */
   readonly numPromptTokens: number;
   /**
    * Ids of the prompt's tokens, 0 to 2^31 - 1; as many as `numPromptTokens`. An `@kv` P and D
@@ -134,11 +133,8 @@ export interface StepMetadata {
 
 /** A request whose KV did not arrive. Plain data. */
 export interface FailedReceive {
-  /** The engine's id of the request. */
   readonly requestId: string;
-  /** Code of the error. */
   readonly code: KvErrorCode;
-  /** Message of the error. */
   readonly message: string;
   /** vLLM's `failure_type`, such as "handshake_failed" or "transfer_failed". */
   readonly failureType: string;
@@ -186,7 +182,6 @@ export interface WorkerOutput {
    * that reads the last turn back. @default none
    */
   readonly unverifiedReceiving?: readonly string[] | undefined;
-  /** Requests whose KV did not arrive. */
   readonly failedReceiving: readonly FailedReceive[];
   /**
    * Blocks with invalid content, of caches with one KV cache group. Empty with several groups:
@@ -206,7 +201,6 @@ export type LoadFailurePolicy = "fail" | "recompute";
  * closes it.
  */
 export interface SchedulerConnector {
-  /** Name of the connector. */
   readonly name: string;
   /** Policy for requests whose KV did not arrive, from the configuration. */
   readonly loadFailurePolicy: LoadFailurePolicy;
@@ -214,7 +208,9 @@ export interface SchedulerConnector {
    * Publishes the handshake metadata of all workers and opens the side-channel listener (vLLM:
    * `set_xfer_handshake_metadata`). Call it once, before the first request, and again after the
    * caches were registered again (`WorkerConnector.unregisterKvCaches`): peers then shake hands
-   * anew. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+   * anew.
+   *
+   * @throws `KV_SIDE_CHANNEL_BIND_FAILED`.
    */
   setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void>;
   /**
@@ -235,13 +231,15 @@ export interface SchedulerConnector {
   tokensToPrefill?(request: ConnectorRequest): number;
   /**
    * Returns how many tokens a peer supplies (vLLM: `get_num_new_matched_tokens`). The engine may
-   * call it more than once for a request. Errors: `KV_REQUEST_INVALID` for invalid parameters,
-   * `KV_PLAN_UNSUPPORTED` for a cache with which a peer's KV cannot serve the request; the
-   * connector then releases the peer's blocks where the protocol allows. `computedTokens` gives the
-   * tokens that each KV cache group has, where some have fewer than `numComputedTokens` (vLLM:
+   * call it more than once for a request. `computedTokens` gives the tokens that each KV cache
+   * group has, where some have fewer than `numComputedTokens` (vLLM:
    * `supports_divergent_local_hybrid_hits`): a state may be gone while the attention's blocks are
    * cached. A result above 0 completes all groups; at 0 the engine must go back to what all of them
    * have. Default: `numComputedTokens` for each.
+   *
+   * @throws `KV_REQUEST_INVALID` for invalid parameters, `KV_PLAN_UNSUPPORTED` for a cache with
+   * which a peer's KV cannot serve the request; the connector then releases the peer's blocks where
+   * the protocol allows.
    */
   matchedTokens(
     request: ConnectorRequest,
@@ -305,9 +303,7 @@ export interface SchedulerConnector {
 
 /** Handshake metadata of one worker. Plain data apart from the bytes. */
 export interface WorkerHandshakeMetadata {
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
-  /** Pipeline-parallel rank. */
   readonly ppRank: number;
   /** Metadata in the connector's own encoding; the engine passes it on unread. */
   readonly payload: Uint8Array;
@@ -315,13 +311,13 @@ export interface WorkerHandshakeMetadata {
 
 /** The worker side of a connector: one for each rank. The engine owns it and closes it. */
 export interface WorkerConnector {
-  /** Name of the connector. */
   readonly name: string;
   /**
    * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it before the first
    * step, and again after `unregisterKvCaches`. The memory must stay open until that or `close` has
-   * resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be
-   * transferred.
+   * resolved.
+   *
+   * @throws those of the transport and of `@kv/plan` for caches that cannot be transferred.
    */
   registerKvCaches(caches: KvCaches): Promise<void>;
   /**
@@ -358,9 +354,10 @@ export interface WorkerConnector {
    * staged (vLLM: `wait_for_save`). `computed` gives the tokens of each request whose KV is on the
    * device, by request id. A request that it has named once and then leaves out has no new tokens;
    * a request that it has never named counts as computed. Name a request with all of its prompt's
-   * tokens in the step that computes the last one. Errors: `KV_STAGING_FAILED` with
-   * `details.requestIds`: the engine ends these requests with the reason `error`; all others are
-   * staged.
+   * tokens in the step that computes the last one.
+   *
+   * @throws `KV_STAGING_FAILED` with `details.requestIds`: the engine ends these requests with the
+   * reason `error`; all others are staged.
    */
   waitForSave(step: StepMetadata, computed?: Readonly<Record<string, number>>): Promise<void>;
   /** Returns what finished or failed since the last call (vLLM: `get_finished`). */

@@ -32,8 +32,9 @@ export interface DescriptorTable {
   /**
    * True: the list takes over the buffer of `rows`. The buffer is detached when the call returns,
    * also when the call fails later. False or absent: the rows are copied before the call returns,
-   * which is 40 MB on the caller's thread for a million rows. Errors: `KV_LIST_INVALID` when the
-   * buffer cannot be detached.
+   * which is 40 MB on the caller's thread for a million rows.
+   *
+   * @throws `KV_LIST_INVALID` when the buffer cannot be detached.
    */
   readonly takeRows?: boolean | undefined;
 }
@@ -111,7 +112,9 @@ export function descriptorPairs(descriptors: DescriptorPairs | DescriptorRuns): 
 /**
  * Moves the bytes of `source` into a new buffer, and detaches `source`; nothing is copied. An
  * implementation of `Memory.scatter` that copies on another thread calls it, so that nobody can
- * free the bytes meanwhile. Errors: `KV_MEMORY_INVALID` when the buffer cannot be detached.
+ * free the bytes meanwhile.
+ *
+ * @throws `KV_MEMORY_INVALID` when the buffer cannot be detached.
  */
 export function takeBuffer(source: ArrayBuffer): ArrayBuffer {
   try {
@@ -127,9 +130,10 @@ export function takeBuffer(source: ArrayBuffer): ArrayBuffer {
 
 /**
  * Moves the numbers of `rows` into a new array that owns its buffer, and detaches the buffer of
- * `rows`; nothing is copied. A transport calls it for a table with `takeRows`. Errors:
- * `KV_LIST_INVALID` when the buffer cannot be detached, such as a `SharedArrayBuffer` or the memory
- * of a WebAssembly module.
+ * `rows`; nothing is copied. A transport calls it for a table with `takeRows`.
+ *
+ * @throws `KV_LIST_INVALID` when the buffer cannot be detached, such as a `SharedArrayBuffer` or
+ * the memory of a WebAssembly module.
  */
 export function takeRows(rows: Float64Array): Float64Array {
   try {

@@ -109,7 +109,6 @@ export class KvError extends Error {
 
   /** Always "KvError". */
   override readonly name = "KvError";
-  /** Code of the error. */
   readonly code: KvErrorCode;
   /** Remedy, as text for people; undefined when there is none. */
   readonly hint: string | undefined;

@@ -161,7 +161,6 @@ export interface KvCacheConfig {
  * keeps owning the memory.
  */
 export interface KvCaches {
-  /** The engine's KV cache. */
   readonly config: KvCacheConfig;
   /** Regions in the natural order of their layer names. */
   readonly regions: readonly KvCacheRegion[];

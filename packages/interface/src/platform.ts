@@ -60,8 +60,10 @@ export interface KnownEngineSettings {
 
 /**
  * Reads an engine's settings under our names and under vLLM's. An undefined or null value counts as
- * absent. Errors: `KV_CONFIG_INVALID` for a value of the wrong type, and for two names of one
- * setting with different values.
+ * absent.
+ *
+ * @throws `KV_CONFIG_INVALID` for a value of the wrong type, and for two names of one setting with
+ * different values.
  */
 export function engineSettings(settings: PlatformEngineSettings): KnownEngineSettings {
   const maxNumSeqs = readSetting(settings, "maxNumSeqs", "max_num_seqs", "number");
@@ -76,8 +78,9 @@ export function engineSettings(settings: PlatformEngineSettings): KnownEngineSet
 
 /**
  * Reads the longest sequence in tokens: `max_model_len`, as vLLM's engine arguments limit it, else
- * the model's `max_position_embeddings`. Errors: `KV_CONFIG_INVALID` where both are missing, or the
- * value is not a positive integer.
+ * the model's `max_position_embeddings`.
+ *
+ * @throws `KV_CONFIG_INVALID` where both are missing, or the value is not a positive integer.
  */
 export function readMaxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
   for (const key of ["max_model_len", "max_position_embeddings"]) {
@@ -155,21 +158,24 @@ export interface Platform {
    */
   kvCacheShape(shape: KvCacheShapeOptions): readonly number[];
   /**
-   * Returns the longest sequence in tokens from the model's config. Errors: `KV_CONFIG_INVALID`,
-   * `KV_MODEL_UNSUPPORTED`.
+   * Returns the longest sequence in tokens from the model's config.
+   *
+   * @throws `KV_CONFIG_INVALID`, `KV_MODEL_UNSUPPORTED`.
    */
   maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number;
   /**
    * Checks an engine's settings before it starts. Returns warnings for settings that work badly.
-   * Errors: `KV_PLATFORM_UNSUPPORTED`, with the setting and the reason, for a setting that cannot
+   *
+   * @throws `KV_PLATFORM_UNSUPPORTED`, with the setting and the reason, for a setting that cannot
    * work.
    */
   check(settings: PlatformEngineSettings): readonly PlatformWarning[];
   /**
    * Creates the staging pool. Absent where the device's memory is registered directly; required
    * where `capabilities.registersAs` is empty. `staged` of `@kv/connector` calls it once for each
-   * rank and closes what it returns. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that this
-   * platform cannot stage.
+   * rank and closes what it returns.
+   *
+   * @throws `KV_PLATFORM_UNSUPPORTED` for caches that this platform cannot stage.
    */
   createStaging?(options: StagingOptions): Promise<Staging>;
 }

@@ -10,15 +10,18 @@
 export interface SideChannel {
   /**
    * Listens for requests on `host:port` until the listener or the side channel closes. The listener
-   * survives malformed requests and errors of `answer`. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`,
-   * naming host, port and the remedy; `KV_SIDE_CHANNEL_CLOSED`.
+   * survives malformed requests and errors of `answer`.
+   *
+   * @throws `KV_SIDE_CHANNEL_BIND_FAILED`, naming host, port and the remedy;
+   * `KV_SIDE_CHANNEL_CLOSED`.
    */
   listen(options: SideChannelListenOptions): Promise<SideChannelListener>;
   /**
-   * Sends one request and resolves with its reply. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
-   * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_SIDE_CHANNEL_CLOSED`, `KV_WIRE_LIMIT_EXCEEDED` for a reply that
-   * is too large. When the signal aborts, it rejects with the signal's reason or with
-   * `KV_REQUEST_ABORTED`.
+   * Sends one request and resolves with its reply.
+   *
+   * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_SIDE_CHANNEL_CLOSED`,
+   * `KV_WIRE_LIMIT_EXCEEDED` for a reply that is too large; when the signal aborts, the signal's
+   * reason or `KV_REQUEST_ABORTED`.
    */
   request(options: SideChannelRequest): Promise<SideChannelReply>;
   /**

@@ -6,7 +6,6 @@ import type { Transport } from "./transport.js";
 export interface StagingOptions {
   /** Allocates the pool. */
   readonly transport: Transport;
-  /** The engine's KV cache. */
   readonly config: KvCacheConfig;
   /** The device's caches. */
   readonly caches: KvCaches;
@@ -41,12 +40,15 @@ export interface Staging {
   /** Byte mapping between a device block and a pool block, for `provePlan` of `@kv/plan`. */
   readonly layout?: StagingLayout | undefined;
   /**
-   * Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`.
+   * Copies device blocks to pool blocks, before a peer may read them.
+   *
+   * @throws `KV_STAGING_FAILED`.
    */
   save(requestId: string, blocks: StagedBlocks): Promise<void>;
   /**
-   * Copies pool blocks to device blocks, after a transfer into the pool has landed. Errors:
-   * `KV_STAGING_FAILED`.
+   * Copies pool blocks to device blocks, after a transfer into the pool has landed.
+   *
+   * @throws `KV_STAGING_FAILED`.
    */
   load(requestId: string, blocks: StagedBlocks): Promise<void>;
   /** Frees the pool. Call it after the connector has closed its registrations of the pool. */

@@ -47,17 +47,19 @@ export interface Transport {
   readonly capabilities: TransportCapabilities;
   /**
    * Creates an agent whose backends are ready (NIXL: `nixlAgent`, `createBackend`). The caller
-   * closes it; `close` of the transport closes the agents that are left. Errors:
-   * `KV_TRANSPORT_UNAVAILABLE`, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE`, `KV_AGENT_INVALID`
-   * for a name that is malformed or taken.
+   * closes it; `close` of the transport closes the agents that are left.
+   *
+   * @throws `KV_TRANSPORT_UNAVAILABLE`, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE`,
+   * `KV_AGENT_INVALID` for a name that is malformed or taken.
    */
   createAgent(options?: AgentOptions): Promise<Agent>;
   /**
    * Allocates page-aligned, zeroed, touched memory that this transport can register. The caller
    * owns it until `close`. `memoryType` defaults to `DRAM` where the transport has it, `deviceId`
-   * to 0. Errors: `KV_MEMORY_INVALID` for a length or device that cannot be,
-   * `KV_TRANSPORT_UNSUPPORTED` for a memory type that is not in `capabilities.memoryTypes`,
-   * `KV_TRANSPORT_CLOSED`.
+   * to 0.
+   *
+   * @throws `KV_MEMORY_INVALID` for a length or device that cannot be, `KV_TRANSPORT_UNSUPPORTED`
+   * for a memory type that is not in `capabilities.memoryTypes`, `KV_TRANSPORT_CLOSED`.
    */
   allocate(
     lengthBytes: number,
@@ -98,23 +100,28 @@ export interface Memory {
   readonly deviceId: number;
   /**
    * A view of all bytes, for memory that this process can address (`DRAM`). After `close` the view
-   * is empty or reads zeros. Errors: `KV_MEMORY_INVALID` when the process cannot address the
-   * memory, or when one view cannot hold it: on Node 20 above 4 GiB.
+   * is empty or reads zeros.
+   *
+   * @throws `KV_MEMORY_INVALID` when the process cannot address the memory, or when one view cannot
+   * hold it: on Node 20 above 4 GiB.
    */
   readonly bytes: Uint8Array;
   /**
    * A view of `lengthBytes` bytes from `offsetBytes` on, also of memory that is too long for
-   * `bytes`. After `close` it is empty or reads zeros. Errors: `KV_MEMORY_INVALID` for a part that
-   * does not lie in the memory, for a closed memory, when the process cannot address the memory, or
-   * when the part is too long for a view: on Node 20 above 2 GiB.
+   * `bytes`. After `close` it is empty or reads zeros.
+   *
+   * @throws `KV_MEMORY_INVALID` for a part that does not lie in the memory, for a closed memory,
+   * when the process cannot address the memory, or when the part is too long for a view: on Node 20
+   * above 2 GiB.
    */
   view(offsetBytes: number, lengthBytes: number): Uint8Array;
   /**
    * Copies runs of this memory into one new buffer, in order. A native implementation copies off
-   * the JavaScript thread. `runs` has rows `[offsetBytes, lengthBytes]`. Errors:
-   * `KV_MEMORY_INVALID` for a run outside the memory, for runs that have more bytes together than
-   * the memory, for a closed memory, and when there is no memory for the buffer; nothing is copied
-   * then.
+   * the JavaScript thread. `runs` has rows `[offsetBytes, lengthBytes]`.
+   *
+   * @throws `KV_MEMORY_INVALID` for a run outside the memory, for runs that have more bytes
+   * together than the memory, for a closed memory, and when there is no memory for the buffer;
+   * nothing is copied then.
    */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
@@ -123,13 +130,15 @@ export interface Memory {
    * with `takeBuffer`: its buffer is detached then when the call returns without an error.
    * Otherwise `source` must not change until the promise resolves. Resolves with the buffer that
    * has the bytes then: `source`, or its successor. A caller that writes often should use it again,
-   * because new buffers of megabytes make V8 run full collections. Errors: as `gather`, and for a
-   * source that cannot be detached.
+   * because new buffers of megabytes make V8 run full collections.
+   *
+   * @throws as `gather`, and for a source that cannot be detached.
    */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<ArrayBuffer>;
   /**
-   * Frees the memory. Calling it again has no effect. Errors: `KV_MEMORY_IN_USE` while a
-   * registration refers to it.
+   * Frees the memory. Calling it again has no effect.
+   *
+   * @throws `KV_MEMORY_IN_USE` while a registration refers to it.
    */
   close(): void;
 }
@@ -139,8 +148,9 @@ export interface Registration {
   /** The registered memory. */
   readonly memory: Memory;
   /**
-   * Deregisters the memory (NIXL: `deregisterMem`). Errors: `KV_MEMORY_IN_USE` while a prepared
-   * list or transfer of this agent can touch it.
+   * Deregisters the memory (NIXL: `deregisterMem`).
+   *
+   * @throws `KV_MEMORY_IN_USE` while a prepared list or transfer of this agent can touch it.
    */
   close(): Promise<void>;
 }
@@ -230,9 +240,11 @@ export interface TransferResult {
 /** A transfer in progress. */
 export interface Transfer {
   /**
-   * Resolves with the measurements when every byte has landed. Errors: `KV_TRANSFER_FAILED`,
-   * `KV_TRANSFER_ABORTED`, `KV_TRANSFER_TIMEOUT`, `KV_PEER_DISCONNECTED`, `KV_NOTIFICATION_FAILED`
-   * when only the notification failed, `KV_AGENT_CLOSED`.
+   * Resolves with the measurements when every byte has landed.
+   *
+   * @throws `KV_TRANSFER_FAILED`, `KV_TRANSFER_ABORTED`, `KV_TRANSFER_TIMEOUT`,
+   * `KV_PEER_DISCONNECTED`, `KV_NOTIFICATION_FAILED` when only the notification failed,
+   * `KV_AGENT_CLOSED`.
    */
   readonly done: Promise<TransferResult>;
   /**
@@ -290,7 +302,9 @@ export interface Agent {
   readonly backends: readonly string[];
   /**
    * Registers all of `memory` with this agent (NIXL: `registerMem`). The caller closes the
-   * registration. Errors: `KV_MEMORY_INVALID`.
+   * registration.
+   *
+   * @throws `KV_MEMORY_INVALID`.
    */
   register(memory: Memory): Promise<Registration>;
   /**
@@ -300,23 +314,28 @@ export interface Agent {
   localMetadata(): Promise<Uint8Array>;
   /**
    * Makes a peer reachable and returns its name (NIXL: `loadRemoteMD`). Adding a peer again updates
-   * it. Errors: `KV_AGENT_METADATA_INVALID` for bytes that are no metadata, and for the agent's own
+   * it.
+   *
+   * @throws `KV_AGENT_METADATA_INVALID` for bytes that are no metadata, and for the agent's own
    * name.
    */
   addRemote(metadata: Uint8Array): Promise<string>;
   /**
-   * Forgets a peer (NIXL: `invalidateRemoteMD`). Errors: `KV_AGENT_UNKNOWN_REMOTE`,
-   * `KV_MEMORY_IN_USE` while a prepared list refers to the peer.
+   * Forgets a peer (NIXL: `invalidateRemoteMD`).
+   *
+   * @throws `KV_AGENT_UNKNOWN_REMOTE`, `KV_MEMORY_IN_USE` while a prepared list refers to the peer.
    */
   removeRemote(name: string): Promise<void>;
   /**
-   * Prepares a list of this agent's registered memory. The caller closes it. Errors:
-   * `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`.
+   * Prepares a list of this agent's registered memory. The caller closes it.
+   *
+   * @throws `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`.
    */
   prepareLocal(table: DescriptorTable): Promise<PreparedList>;
   /**
-   * Prepares a list of the memory of the peer `remote`. The caller closes it. Errors:
-   * `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE`.
+   * Prepares a list of the memory of the peer `remote`. The caller closes it.
+   *
+   * @throws `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE`.
    */
   prepareRemote(remote: string, table: DescriptorTable): Promise<PreparedList>;
   /**
@@ -327,8 +346,9 @@ export interface Agent {
   transfer(request: TransferRequest): Transfer;
   /**
    * Sends a notification without a transfer (NIXL: `genNotif`). Resolves when the transport has
-   * accepted it; delivery is not confirmed. Errors: `KV_NOTIFICATION_INVALID`,
-   * `KV_NOTIFICATION_FAILED`, `KV_AGENT_UNKNOWN_REMOTE`.
+   * accepted it; delivery is not confirmed.
+   *
+   * @throws `KV_NOTIFICATION_INVALID`, `KV_NOTIFICATION_FAILED`, `KV_AGENT_UNKNOWN_REMOTE`.
    */
   notify(remote: string, payload: Uint8Array): Promise<void>;
   /**

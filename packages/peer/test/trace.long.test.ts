@@ -2,7 +2,7 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { OtlpTracer } from "@kv/protocol";
+import { recordedSpans } from "@kv/testing/recorded-spans";
 import { afterAll, expect, test } from "vitest";
 import { runKvPeer } from "./run-kv-peer.js";
 
@@ -16,13 +16,11 @@ function file(name: string, content: string): string {
 }
 
 function recorded(): string {
-  const lines: string[] = [];
-  const tracer = new OtlpTracer({ service: "kv-proxy", write: (line) => lines.push(`${line}\n`) });
+  const { tracer, line } = recordedSpans();
   const request = tracer.start("kv_proxy.request", { attributes: { "kv.request_id": "r1" } });
   tracer.start("kv_proxy.prefill", { parent: request?.traceparent })?.end();
   request?.end();
-  tracer.close();
-  return lines.join("");
+  return `${line()}\n`;
 }
 
 test("trace prints the request and writes the drawing; a last line that breaks off is left out with a warning", async () => {

@@ -8,9 +8,7 @@ import { processEnd, readText } from "./process-end.js";
 export interface ChildError {
   /** The code of the `KvError`. */
   readonly code: string;
-  /** Its message. */
   readonly message: string;
-  /** Its hint. */
   readonly hint?: string | undefined;
 }
 
@@ -26,7 +24,6 @@ export type ChildMessage =
 export interface ChildOptions {
   /** Path of the module that Node runs. It calls `runTask`. */
   readonly module: string;
-  /** Its arguments. @default none */
   readonly args?: readonly string[] | undefined;
   /** Its whole environment. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
@@ -39,13 +36,10 @@ export interface ChildOptions {
 
 /** What a child process was waited for, for the error of its end. */
 export interface Awaited {
-  /** The beginning of the error's message; how the process ended follows. */
   readonly what: string;
-  /** The error's code. */
   readonly code: KvErrorCode;
   /** Stands before the message of the child's own error. @default nothing */
   readonly prefix?: string | undefined;
-  /** The error's hint. */
   readonly hint?: string | undefined;
   /** The process is killed after this long. @default no limit */
   readonly timeoutMs?: number | undefined;
@@ -98,12 +92,10 @@ export class ChildProcess {
     return this.#process.pid ?? 0;
   }
 
-  /** The last 1 Mi characters of what it wrote, where they are kept. */
   get output(): string {
     return this.#output;
   }
 
-  /** Sends a message. Does nothing when the process has ended. */
   send(message: object): void {
     this.#process.send(message, () => {});
   }
@@ -151,7 +143,6 @@ export class ChildProcess {
       (stream as Socket | null)?.[method]();
   }
 
-  /** Kills the process. */
   kill(): void {
     this.#process.kill("SIGKILL");
   }

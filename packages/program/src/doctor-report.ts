@@ -38,7 +38,6 @@ export function doctorSchemas<const Area extends string>(
   return { check, report };
 }
 
-/** What every doctor finds. */
 interface AnyCheck {
   readonly area: string;
   readonly title: string;
@@ -49,13 +48,9 @@ interface AnyCheck {
 
 /** The report of a doctor. */
 interface AnyReport<C extends AnyCheck> {
-  /** Version of this format. */
   readonly version: 1;
-  /** The worst status of all checks; a note counts as ok. */
   readonly verdict: (typeof VERDICTS)[number];
-  /** How many checks have each status. */
   readonly counts: Record<AnyCheck["status"], number>;
-  /** The checks, grouped by area. */
   readonly checks: C[];
 }
 

@@ -69,7 +69,6 @@ export function size(text: string): number {
 export interface HostAndPort {
   /** An address or a name; an IPv6 address without brackets. */
   readonly host: string;
-  /** The TCP port. */
   readonly port: number;
 }
 

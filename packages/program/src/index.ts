@@ -33,4 +33,3 @@ export {
   reportFailure,
   runProgram,
 } from "./run-program.js";
-export { openSpanOutput, type SpanOutput } from "./span-output.js";

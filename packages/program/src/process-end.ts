@@ -10,15 +10,12 @@ const OUTPUT_MS = 1000;
 
 /** How a process ended. */
 export interface ProcessEnd {
-  /** Its exit code; undefined when a signal ended it, or when it was not started. */
   readonly exitCode: number | undefined;
   /** `exit code 1`, a signal such as `SIGSEGV`, or why it was not started. */
   readonly how: string;
-  /** Whether the program that was to be started exists. */
   readonly isFound: boolean;
 }
 
-/** Resolves when a process has ended and its output and its messages were read. */
 export function processEnd(child: ChildProcess): Promise<ProcessEnd> {
   return new Promise((resolve) => {
     // Also emitted when a signal or a message cannot be sent; then the end follows.
@@ -47,7 +44,6 @@ export function processEnd(child: ChildProcess): Promise<ProcessEnd> {
   });
 }
 
-/** Calls `take` with the text of a stream as it comes. */
 export function readText(stream: Readable | null, take: (text: string) => void): void {
   stream?.setEncoding("utf8").on("data", take);
 }

@@ -11,7 +11,6 @@ export type ChildOutcome<T = unknown> =
   | {
       /** It answered, and its process ended well. */
       readonly kind: "answered";
-      /** What it answered. */
       readonly value: T;
       /** The end of its stdout and stderr. */
       readonly output: string;
@@ -23,7 +22,6 @@ export type ChildFailure =
   | {
       /** It threw. */
       readonly kind: "failed";
-      /** What it threw. */
       readonly error: ChildError;
       /** The end of its stdout and stderr. */
       readonly output: string;

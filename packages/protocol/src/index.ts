@@ -101,8 +101,7 @@ export {
   type RequestControlMessage,
   type RequestProof,
 } from "./notifications/request-control.js";
-export { OtlpTracer, type OtlpTracerOptions } from "./tracing/otlp-tracer.js";
-export { readSpans, type TraceSpan } from "./tracing/read-spans.js";
+export { readSpans, type TraceSpan } from "./read-spans.js";
 export { blocksDigest, newCapability, sameCapability } from "./transfer-params/capability.js";
 export {
   decodePrompt,

@@ -3,17 +3,15 @@ import cluster from "node:cluster";
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
-import { connectKubernetes, createCommand, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
-import { type Log, systemClock } from "@kv/interface";
 import {
-  onInterrupt,
-  openSpanOutput,
-  print,
-  printError,
-  reportFailure,
-  runProgram,
-} from "@kv/program";
-import { OtlpTracer } from "@kv/protocol";
+  connectKubernetes,
+  createCommand,
+  jsonLog,
+  openTracer,
+  PREFILLER_HEADER,
+} from "@kv/fleet/front-end";
+import { type Log, systemClock } from "@kv/interface";
+import { onInterrupt, print, printError, reportFailure, runProgram } from "@kv/program";
 import { PROGRAM, parseCli } from "./config/cli-options.js";
 import { ADMIN_TOKEN, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.js";
@@ -50,16 +48,14 @@ async function main(): Promise<void> {
     return printReady(settings, names);
   }
 
-  const spans = openSpanOutput({ file: trace, env: process.env, log });
-  const tracer =
-    spans &&
-    new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
+  const instance = `${process.pid}`;
+  const { tracer, close: closeSpans } = await openTracer(trace, {
+    service: "kv-proxy",
+    instance,
+    log,
+  });
   const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
   const given = { log, tracer, createDiscovery };
-  const closeSpans = async () => {
-    await tracer?.close();
-    await spans?.close();
-  };
   if (cluster.isWorker) {
     const create = (shared: SharedByWorkers) =>
       new PrefillDecodeProxy({ ...workerSettings(settings, workers), ...given }, shared);

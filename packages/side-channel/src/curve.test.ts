@@ -1,29 +1,24 @@
 import { type AddressInfo, connect, createServer } from "node:net";
-import { type KvError, type LogFields, silentLog } from "@kv/interface";
+import { type LogFields, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, describe, expect, test } from "vitest";
 import { capability, Dealer, Request, Router } from "zeromq";
-import { zmqSideChannel } from "./zmq-side-channel.js";
+import { closeAll, closers, failure, host, channel as unencrypted, until } from "../test/set-up.js";
 import { curveClient, curveKeysOf } from "./zmtp/curve.js";
 import type { CurveKeyPair } from "./zmtp/curve-box.js";
 
-const host = "127.0.0.1";
-const closers: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of closers.splice(0).reverse()) await close();
-});
+afterEach(closeAll);
 const OWN = Buffer.from("the shared key of this test");
 const OTHER = Buffer.from("another key than that of this test");
 
 /** A side channel that warns into `warnings`; with keys, one that encrypts. */
-function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSideChannel>[0] = {}) {
+function channel(keys?: readonly Uint8Array[], options: Parameters<typeof unencrypted>[0] = {}) {
   const warnings: LogFields[] = [];
   const log = {
     ...silentLog,
     warn: (_: string, fields?: LogFields) => void warnings.push(fields ?? {}),
   };
-  const made = zmqSideChannel({ log, ...options });
-  closers.push(() => made.close());
+  const made = unencrypted({ log, ...options });
   const side = keys === undefined ? made : made.withEncryption?.(() => keys);
   if (side === undefined) throw new Error("it cannot encrypt");
   const asked: string[] = [];
@@ -44,20 +39,10 @@ function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSid
   return { warnings, asked, echo, ask };
 }
 
-const failure = (promise: Promise<unknown>): Promise<KvError> =>
-  promise.then(
-    () => {
-      throw new Error("it did not fail");
-    },
-    (error: KvError) => error,
-  );
 const own = <T extends { close(): void }>(socket: T): T => {
   closers.push(() => socket.close());
   return socket;
 };
-async function until(holds: () => boolean): Promise<void> {
-  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
-}
 
 /**
  * A TCP relay to a port of this host, with what it has seen. `change` may change the bytes on their
@@ -174,8 +159,7 @@ describe("two of our side channels", () => {
   );
 
   test("a connection without CURVE that was kept is not used by a request with it", async () => {
-    const made = zmqSideChannel();
-    closers.push(() => made.close());
+    const made = unencrypted();
     const { port } = await channel().echo();
     const asked = { host, port, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
     await made.request(asked);
@@ -186,8 +170,7 @@ describe("two of our side channels", () => {
 
   test("the key changes on one side after the other, also for kept connections", async () => {
     let [answers, asks] = [[OWN], [OWN]];
-    const made = zmqSideChannel();
-    closers.push(() => made.close());
+    const made = unencrypted();
     const listening = made.withEncryption?.(() => answers);
     const asking = made.withEncryption?.(() => asks);
     const listener = await listening?.listen({ host, port: 0, answer: (frames) => frames });
@@ -217,8 +200,7 @@ describe("two of our side channels", () => {
 
   test("a kept connection ends when its key is removed from the listener", async () => {
     let answers = [OWN, OTHER];
-    const made = zmqSideChannel();
-    closers.push(() => made.close());
+    const made = unencrypted();
     const listener = await made
       .withEncryption?.(() => answers)
       .listen({ host, port: 0, answer: (frames) => frames });

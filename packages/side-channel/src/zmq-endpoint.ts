@@ -3,7 +3,9 @@ import { isIP } from "node:net";
 
 /**
  * The address to connect to or to bind. Host names are resolved here, IPv4 first; `*` is every IPv4
- * address of this host. Errors: those of the lookup.
+ * address of this host.
+ *
+ * @throws those of the lookup.
  */
 export async function resolveHost(host: string): Promise<string> {
   if (host === "*") return "0.0.0.0";

@@ -1,13 +1,12 @@
 import { once } from "node:events";
 import { connect, createServer, type Socket } from "node:net";
-import { type KvError, type LogFields, type SideChannelListener, silentLog } from "@kv/interface";
+import { type LogFields, type SideChannelListener, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
+import { channel, closeAll, closers, failure, GREETING, host, until } from "../test/set-up.js";
 import { sideChannelLimits } from "./listener/limits.js";
-import { zmqSideChannel } from "./zmq-side-channel.js";
+import type { zmqSideChannel } from "./zmq-side-channel.js";
 
-const host = "127.0.0.1";
-const GREETING = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
 const READY_OF_REQ = Buffer.from(
   "04260552454144590b536f636b65742d5479706500000003524551084964656e7469747900000000",
   "hex",
@@ -21,23 +20,7 @@ const GREETED_BYTES = GREETING.length + READY_OF_ROUTER.length;
 const request = (text: string) =>
   Buffer.concat([Buffer.from([1, 0, 0, text.length]), Buffer.from(text)]);
 
-const closers: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of closers.splice(0).reverse()) await close();
-});
-
-const channel = (options: Parameters<typeof zmqSideChannel>[0] = {}) => {
-  const made = zmqSideChannel(options);
-  closers.push(() => made.close());
-  return made;
-};
-const failure = (promise: Promise<unknown>): Promise<KvError> =>
-  promise.then(
-    () => {
-      throw new Error("it did not fail");
-    },
-    (error: KvError) => error,
-  );
+afterEach(closeAll);
 
 /** An echo listener, and what it logs. */
 async function served(options: Parameters<typeof zmqSideChannel>[0] = {}) {
@@ -91,11 +74,6 @@ class RawPeer {
   async gone(): Promise<void> {
     await until(() => this.closed);
   }
-}
-
-/** Resolves when the predicate holds. Checks it on each turn of the event loop. */
-async function until(holds: () => boolean): Promise<void> {
-  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
 
 test("maxRequestFrames: a message of frames without end ends its connection at the seventeenth, and others are served", async () => {

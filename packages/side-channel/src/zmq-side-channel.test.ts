@@ -1,37 +1,16 @@
 import { randomBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { connect, createServer, type Server, type Socket } from "node:net";
-import { type KvError, type LogFields, type SideChannel, silentLog } from "@kv/interface";
+import { type LogFields, type SideChannel, silentLog } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
 import { Dealer, Router } from "zeromq";
-import { zmqSideChannel } from "./zmq-side-channel.js";
+import { channel, closeAll, closers, failure, host, until } from "../test/set-up.js";
 
-const host = "127.0.0.1";
-const closers: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of closers.splice(0).reverse()) await close();
-});
+afterEach(closeAll);
 
-const channel = (options: Parameters<typeof zmqSideChannel>[0] = {}) => {
-  const made = zmqSideChannel(options);
-  closers.push(() => made.close());
-  return made;
-};
 const text = (frame: Uint8Array | undefined) => Buffer.from(frame ?? []).toString();
 const hello = { host, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
-const failure = (promise: Promise<unknown>): Promise<KvError> =>
-  promise.then(
-    () => {
-      throw new Error("it did not fail");
-    },
-    (error: KvError) => error,
-  );
 const silent = (side: SideChannel) => side.listen({ host, port: 0, answer: () => undefined });
-
-/** Resolves when the predicate holds. Checks it on each turn of the event loop. */
-async function until(holds: () => boolean): Promise<void> {
-  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
-}
 
 async function tcpServer(onConnection: (socket: Socket) => void): Promise<number> {
   const sockets: Socket[] = [];

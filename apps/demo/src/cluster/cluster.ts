@@ -1,4 +1,5 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
+import { openTracer } from "@kv/fleet/front-end";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
@@ -11,7 +12,6 @@ import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
 import { type Child, SupervisedServer, startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
-import { openTraces } from "../processes/traces.js";
 import {
   type ClusterOptions,
   type PlannedInstance,
@@ -92,15 +92,15 @@ async function startInThisProcess(
   const { log, trace } = start;
   const { transportModule } = options;
   const network = memoryNetwork();
-  const tracerOf = (service: string, instance: string) => {
-    const traces = openTraces(trace, { service, instance, log });
+  const tracerOf = async (service: string, instance: string) => {
+    const traces = await openTracer(trace, { service, instance, log });
     closers.add(`spans of ${instance}`, () => traces.close());
     return traces.tracer;
   };
   const startOne = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
     const instance = await startInstance(readInstanceConfig(config), {
       log,
-      tracer: tracerOf("kv-demo", name),
+      tracer: await tracerOf("kv-demo", name),
       ...(transportModule === undefined
         ? {
             transport: memoryTransport({ network, host: name, memoryTypes: ["DRAM", "VRAM"] }),
@@ -122,12 +122,14 @@ async function startInThisProcess(
     transportModule === undefined ? withoutPairing(settings, log) : { ...settings, log };
   const proxy = await startFront(options, { prefills, decodes }, start, closers, {
     async proxy(name, settings, port) {
-      const server = createProxy({ ...ambientOf(settings), tracer: tracerOf("kv-proxy", name) });
+      const tracer = await tracerOf("kv-proxy", name);
+      const server = createProxy({ ...ambientOf(settings), tracer });
       closers.add(name, () => server.close());
       return { name, url: (await server.listen({ port })).url, backend: null };
     },
     async picker(name, settings) {
-      const server = createPicker({ ...ambientOf(settings), tracer: tracerOf("kv-epp", name) });
+      const tracer = await tracerOf("kv-epp", name);
+      const server = createPicker({ ...ambientOf(settings), tracer });
       closers.add(name, () => server.close());
       return {
         name,

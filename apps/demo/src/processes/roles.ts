@@ -1,4 +1,5 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
+import { openTracer } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
@@ -10,7 +11,6 @@ import { openTransport } from "../instance/modules.js";
 import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
-import { openTraces } from "./traces.js";
 
 /** Options of the commands that run one server. */
 export interface ServerFlags {
@@ -174,7 +174,7 @@ async function runServer(
   start: (ambient: Pick<Ambient, "log" | "tracer">) => Promise<Server>,
 ): Promise<void> {
   const log = jsonLog(logLevel, { instance, pid: process.pid });
-  const traces = openTraces(trace, { service, instance, log });
+  const traces = await openTracer(trace, { service, instance, log });
   // Before anything is opened: the parent may end while its child starts.
   endWithOwner();
   // The channel of `npm run demo` must not keep this process alive after an error.

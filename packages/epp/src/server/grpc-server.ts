@@ -41,8 +41,6 @@ export function serverCredentials(certificate: Certificate | undefined): ServerC
     {
       addIdentityCertificateListener(listener: Listener) {
         ends.set(listener, certificate.onChange(listener));
-        // The server takes updates only after this call.
-        queueMicrotask(() => listener(certificate.pair));
       },
       removeIdentityCertificateListener(listener: Listener) {
         ends.get(listener)?.();

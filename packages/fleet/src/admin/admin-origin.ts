@@ -6,19 +6,17 @@ import { KvError } from "@kv/interface";
 
 /** Whom an admin listener serves. */
 export interface AdminHosts {
-  /** The address that it listens on. */
   readonly host: string;
-  /** What each request must carry; undefined: nothing. */
   readonly token?: string | undefined;
-  /** Names that requests may have in their Host header, beside addresses. */
   readonly allowedHosts: readonly string[];
 }
 
 /**
  * Refuses what a page of another site can have a browser send to the admin routes: a request of
  * another origin, and one to a name that the page's owner has pointed to this machine (DNS
- * rebinding). An IP address cannot be pointed anywhere. Errors: `KV_REQUEST_INVALID` with the
- * status 403.
+ * rebinding). An IP address cannot be pointed anywhere.
+ *
+ * @throws `KV_REQUEST_INVALID` with the status 403.
  */
 export function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): void {
   const { host = "", origin } = headers;
@@ -54,7 +52,9 @@ function forbidden(message: string, hint: string): KvError {
 
 /**
  * Refuses a request without the token, where one is set. `otherwise` is a token from elsewhere than
- * the header. Errors: `KV_REQUEST_INVALID` with the status 401.
+ * the header.
+ *
+ * @throws `KV_REQUEST_INVALID` with the status 401.
  */
 export function requireToken(
   authorization: string | undefined,

@@ -15,9 +15,7 @@ export interface AdminServerOptions {
     | AdminHosts
     | { readonly host: string; readonly token?: undefined; readonly allowedHosts?: undefined }
   );
-  /** Times event streams. */
   readonly clock: Clock;
-  /** What it shows and changes. */
   readonly operations: AdminOperations;
 }
 
@@ -26,21 +24,15 @@ export interface AdminServerOptions {
  * no route.
  */
 export interface AdminOperations {
-  /** The JSON of `/status`. */
   status(): object | Promise<object>;
-  /** What `/metrics` answers. */
   readonly metrics: { readonly contentType: string; text(): Promise<string> };
-  /** The JSON of `/health`, which has the status 503 unless `ok`. */
   health?(): Promise<{ readonly ok: boolean; readonly body: object }>;
-  /** The page, which needs no token. */
   readonly page?: PageOperations | undefined;
-  /** As the function `changeInstance`. */
   changeInstance?(change: InstanceChange, body: unknown): Promise<object>;
 }
 
 /** What the page shows besides the status. */
 export interface PageOperations {
-  /** Its file. */
   readonly file: URL;
   /** The requests that ended last, oldest first. */
   requests(): readonly object[] | Promise<readonly object[]>;
@@ -88,7 +80,6 @@ export class AdminServer {
   readonly #options: AdminServerOptions;
   readonly #http: HttpServer;
   readonly #streams = new Set<ServerResponse>();
-  /** By method and path. */
   readonly #routes = new Map<string, (turn: Turn) => Promise<void>>();
 
   constructor(options: AdminServerOptions) {
@@ -103,13 +94,16 @@ export class AdminServer {
     });
   }
 
-  /** Resolves with the URL. Errors: `KV_CONFIG_INVALID` when it cannot listen there. */
+  /**
+   * Resolves with the URL.
+   *
+   * @throws `KV_CONFIG_INVALID` when it cannot listen there.
+   */
   async listen(): Promise<string> {
     const { host, port } = this.#options.settings;
     return httpUrl(host, await this.#http.listen(host, port));
   }
 
-  /** Ends all connections. */
   close(): Promise<void> {
     return this.#http.close();
   }
@@ -180,14 +174,16 @@ export class AdminServer {
     );
   }
 
-  #follow(page: PageOperations, response: ServerResponse): void {
-    if (this.#streams.size >= ADMIN_LIMITS.eventStreams) throw tooManyStreams();
+  #follow({ requests, running, subscribe }: PageOperations, response: ServerResponse): void {
+    if (this.#streams.size >= ADMIN_LIMITS.eventStreams)
+      throw overloaded({
+        limit: "admin event streams",
+        message: `${ADMIN_LIMITS.eventStreams} pages follow the events, which is the limit`,
+        byClient: false,
+        retryAfterSeconds: 10,
+        hint: "close a page",
+      });
     this.#streams.add(response);
-    response.once("close", () => this.#streams.delete(response));
-    this.#streamEvents(page, response);
-  }
-
-  #streamEvents({ requests, running, subscribe }: PageOperations, response: ServerResponse): void {
     const { clock, operations } = this.#options;
     let timer: Timer | undefined;
     let closed = false;
@@ -211,19 +207,10 @@ export class AdminServer {
     response.on("error", () => {});
     response.once("close", () => {
       closed = true;
+      this.#streams.delete(response);
       unsubscribe?.();
       timer?.cancel();
     });
     tick(true).catch(() => response.destroy());
   }
-}
-
-function tooManyStreams(): KvError {
-  return overloaded({
-    limit: "admin event streams",
-    message: `${ADMIN_LIMITS.eventStreams} pages follow the events, which is the limit`,
-    byClient: false,
-    retryAfterSeconds: 10,
-    hint: "close a page",
-  });
 }

@@ -21,11 +21,8 @@ export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
 /** The instances that a change is made to. */
 export interface ChangedInstances {
-  /** Those of each role. */
   readonly pools: Readonly<Record<Role, InstancePool>>;
-  /** Asks a new instance for its models. */
   readonly get: InstanceGet;
-  /** Time limit of its answer, in milliseconds. */
   readonly timeoutMs: number;
   /** A model that a new instance must have. @default any */
   readonly model?: string | undefined;
@@ -33,8 +30,9 @@ export interface ChangedInstances {
 
 /**
  * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's
- * instances. A new one is asked for its models first. Errors: `KV_REQUEST_INVALID`,
- * `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
+ * instances. A new one is asked for its models first.
+ *
+ * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
  */
 export async function changeInstance(
   change: InstanceChange,
@@ -52,7 +50,9 @@ export async function changeInstance(
 }
 
 /**
- * Errors: `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
+ * Asks a new instance for its models.
+ *
+ * @throws `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
  * one that it must have.
  */
 async function requireServer(
@@ -91,13 +91,15 @@ function json(text: string): unknown {
 
 /** The instance that a change names. */
 export interface NamedInstance {
-  /** Its pool. */
   readonly role: Role;
-  /** Which it is. */
   readonly spec: InstanceSpec;
 }
 
-/** Reads the body of a change. Errors: `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`. */
+/**
+ * Reads the body of a change.
+ *
+ * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`.
+ */
 export function readChange(body: unknown): NamedInstance {
   const result = changeSchema.safeParse(body);
   if (!result.success) {

@@ -4,15 +4,12 @@ import type { InstancePool } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
-  /** The prefill instances. */
   readonly prefillers: readonly InstanceSpec[];
-  /** The decode instances. */
   readonly decoders: readonly InstanceSpec[];
 }
 
 /** A source of instances that come and go: `fileDiscovery`, `dnsDiscovery`, or one of your own. */
 export interface Discovery {
-  /** Its name in logs. */
   readonly name: string;
   /**
    * Calls `onChange` with the complete set of instances, at first and after each change. Calls
@@ -29,7 +26,6 @@ export class DiscoveryFollower {
   readonly #name: string;
   readonly #pools: Readonly<Record<Role, InstancePool>>;
   readonly #log: Log;
-  /** The instances that this discovery has added, by name. */
   readonly #added = {
     prefill: new Map<string, InstanceSpec>(),
     decode: new Map<string, InstanceSpec>(),
@@ -54,12 +50,10 @@ export class DiscoveryFollower {
     );
   }
 
-  /** Stops watching. The instances stay in their pools. */
   close(): void {
     this.#watch.close();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

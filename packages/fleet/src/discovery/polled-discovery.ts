@@ -7,7 +7,6 @@ import type { DiscoveredInstances, Discovery } from "./discovery.js";
 
 /** How often a source is read again. */
 export interface Polling {
-  /** Times the reads. */
   readonly clock: Clock;
   /** Between the end of one read and the next, in milliseconds. */
   readonly intervalMs: number;
@@ -37,17 +36,13 @@ export function fileDiscovery(path: string, polling: Polling): Discovery {
  * which include ports.
  */
 export interface DnsNames {
-  /** Name of the prefill instances. */
   readonly prefill: string;
-  /** Name of the decode instances. */
   readonly decode: string;
 }
 
 /** The DNS lookups of `dnsDiscovery`. */
 export interface Resolver {
-  /** All IP addresses of a host. */
   addresses(host: string): Promise<readonly string[]>;
-  /** The SRV records of a name. */
   services(name: string): Promise<readonly { readonly name: string; readonly port: number }[]>;
 }
 

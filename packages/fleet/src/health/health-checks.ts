@@ -8,11 +8,8 @@ import type { InstancePool } from "../routing/instance-pool.js";
 export interface HealthSettings {
   /** Between two rounds of checks, in milliseconds; 0 disables them. */
   readonly intervalMs: number;
-  /** Time limit of one check, in milliseconds. */
   readonly timeoutMs: number;
-  /** Path that is requested, such as `/health`. */
   readonly path: string;
-  /** Failed checks in a row that eject an instance. */
   readonly failures: number;
 }
 
@@ -45,7 +42,6 @@ export class HealthChecks {
   #timer: Timer | undefined = undefined;
   #closed = false;
 
-  /** Begins to check at once. */
   constructor(
     pools: readonly InstancePool[],
     probe: HealthProbe,
@@ -57,10 +53,9 @@ export class HealthChecks {
     this.#settings = settings;
     this.#clock = clock;
     this.#log = log;
-    if (settings.intervalMs > 0) void this.#checkAll().finally(() => this.#scheduleNext());
+    if (settings.intervalMs > 0) void this.#round();
   }
 
-  /** Checks an instance at once, such as one that was added. It is in no round yet. */
   check(instance: PooledInstance): void {
     if (this.#settings.intervalMs > 0 && !this.#closed) void this.#check(instance);
   }
@@ -91,28 +86,20 @@ export class HealthChecks {
     });
   }
 
-  /** Ends the checks. The result of a check under way is ignored. */
   close(): void {
     this.#closed = true;
     this.#timer?.cancel();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }
 
-  #scheduleNext(): void {
-    const { intervalMs } = this.#settings;
-    if (this.#closed || intervalMs === 0) return;
-    this.#timer = this.#clock.setTimer(() => {
-      void this.#checkAll().finally(() => this.#scheduleNext());
-    }, intervalMs);
-  }
-
-  async #checkAll(): Promise<void> {
+  async #round(): Promise<void> {
     const instances = this.#pools.flatMap((pool) => pool.list());
     await Promise.all(instances.map((instance) => this.#check(instance)));
+    if (this.#closed) return;
+    this.#timer = this.#clock.setTimer(() => void this.#round(), this.#settings.intervalMs);
   }
 
   #check(instance: PooledInstance): Promise<void> {

@@ -34,8 +34,9 @@ export type InstanceSpecInput = z.infer<typeof instanceSpecSchema>;
 
 /**
  * Reads an instance from a configuration: `host:port`, a URL, either with `@RANK` for one rank of a
- * data-parallel server, or an object. Errors: `KV_CONFIG_INVALID` for a URL that is not valid for
- * an instance.
+ * data-parallel server, or an object.
+ *
+ * @throws `KV_CONFIG_INVALID` for a URL that is not valid for an instance.
  */
 export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
   if (typeof input !== "string") return { ...input, url: parseInstanceUrl(input.url) };
@@ -46,7 +47,9 @@ export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
 
 /**
  * The base URL of an instance, without a slash at its end. `host:port` means plain HTTP. A `/v1` at
- * the end, as in an OpenAI client's base URL, is dropped. Errors: `KV_CONFIG_INVALID`.
+ * the end, as in an OpenAI client's base URL, is dropped.
+ *
+ * @throws `KV_CONFIG_INVALID`.
  */
 function parseInstanceUrl(input: string): string {
   const text = input.trim();

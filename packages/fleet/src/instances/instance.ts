@@ -10,7 +10,6 @@ export type Role = "prefill" | "decode";
 export interface InstanceId {
   /** Base URL without a slash at its end, such as `http://p1:8100`. */
   readonly url: string;
-  /** The rank of a data-parallel server that this instance stands for. */
   readonly dataParallelRank?: number | undefined;
 }
 
@@ -25,7 +24,6 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
  * responded. An absent member has vLLM's default, or is taken from the instance's responses.
  */
 export interface InstanceKv {
-  /** vLLM's `engine_id`. */
   readonly engineId?: string | undefined;
   /** Host of the engine's side channel. @default the host of the instance's URL */
   readonly host?: string | undefined;
@@ -45,7 +43,6 @@ export interface InstanceSpec extends InstanceId {
   readonly kvEvents?: string | undefined;
   /** ZMQ endpoint of the replay socket of its KV events, `tcp://host:port`. */
   readonly kvEventsReplay?: string | undefined;
-  /** The id, TP size and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
   /**
    * Announces which instances it fits, for pairing without its side channel: those with the same
@@ -56,7 +53,6 @@ export interface InstanceSpec extends InstanceId {
 
 /** An instance as a routing strategy sees it. */
 export interface Instance extends InstanceSpec {
-  /** The role of the instance's pool. */
   readonly role: Role;
   /** Visits that have begun and not ended. */
   readonly inFlight: number;
@@ -64,7 +60,6 @@ export interface Instance extends InstanceSpec {
 
 /** How much the index of an instance knows of its cache, as JSON for status pages. */
 export interface KvEventStatus {
-  /** `tcp://host:port` of the publisher. */
   readonly endpoint: string;
   /**
    * `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it
@@ -77,17 +72,13 @@ export interface KvEventStatus {
    * Batches that the publisher has sent and the index has not seen; null before the first batch.
    */
   readonly missed_batches: number | null;
-  /** The number of the next batch. */
   readonly next_batch: number;
-  /** Blocks in the index. */
   readonly blocks: number;
-  /** Why it is not complete. */
   readonly reason: string | null;
 }
 
 /** The state of an instance as JSON, for status pages. */
 export interface InstanceStatus {
-  /** Base URL. */
   readonly url: string;
   /** True in the states `up` and `returning`. */
   readonly available: boolean;
@@ -99,11 +90,8 @@ export interface InstanceStatus {
   readonly state: "up" | "returning" | "cooling-down" | "unreachable" | "ejected" | "draining";
   /** Null for an instance that is not one rank of a data-parallel server. */
   readonly data_parallel_rank: number | null;
-  /** Visits under way. */
   readonly in_flight: number;
-  /** Visits since the start. */
   readonly requests: number;
-  /** Visits that failed since the start. */
   readonly failures: number;
   /** Visits that failed since the last one that succeeded. */
   readonly consecutive_failures: number;
@@ -138,21 +126,13 @@ export interface PairingStatus {
     readonly prefill: string;
     readonly decode: string;
   }[];
-  /** `host:port` of the side channel. */
   readonly side_channel: string | null;
-  /** The engine's id. */
   readonly engine_id: string | null;
-  /** The compatibility hash. */
   readonly compatibility_hash: string | null;
-  /** The version that the server answers. */
   readonly vllm_version: string | null;
-  /** Tensor-parallel size. */
   readonly tp_size: number | null;
-  /** Tokens in a kernel block. */
   readonly block_size: number | null;
-  /** Layout of the KV cache. */
   readonly kv_cache_layout: string | null;
-  /** `pull` or `push`. */
   readonly transfer_mode: string | null;
   /** The engine may have been restarted, and was not read since. */
   readonly stale: boolean;
@@ -160,7 +140,6 @@ export interface PairingStatus {
 
 /** One request at one instance. The first of the three calls ends it; later calls do nothing. */
 export interface Visit {
-  /** The instance that is visited. */
   readonly instance: Instance;
   /** The instance did its part. An error that the client caused counts as success. */
   succeeded(): void;

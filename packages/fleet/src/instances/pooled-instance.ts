@@ -15,7 +15,6 @@ export interface InstanceTimes {
    * How long an instance is left out after a failure; doubles with each further failure in a row.
    */
   readonly coolDownMs: number;
-  /** The longest cool-down. */
   readonly maxCoolDownMs: number;
   /** How long an ejected instance that is back takes a growing share of the requests. */
   readonly slowReturnMs: number;
@@ -23,9 +22,7 @@ export interface InstanceTimes {
 
 /** The collaborators of a `PooledInstance`. */
 export interface PooledInstanceOptions {
-  /** Times cool-downs. */
   readonly clock: Clock;
-  /** How long instances are left out. */
   readonly times: InstanceTimes;
   /**
    * Learns from visits and health checks that an engine may have been restarted. @default undefined
@@ -44,19 +41,12 @@ export interface PooledInstanceOptions {
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
 export class PooledInstance implements Instance {
-  /** The role of its pool. */
   readonly role: Role;
-  /** Base URL without a slash at its end. */
   readonly url: string;
-  /** The rank of a data-parallel server that it stands for. */
   readonly dataParallelRank: number | undefined;
-  /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
-  /** ZMQ endpoint of the replay socket of its KV events. */
   readonly kvEventsReplay: string | undefined;
-  /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
-  /** Announces which instances it fits. */
   readonly label: string | undefined;
   readonly #clock: Clock;
   readonly #times: InstanceTimes;
@@ -78,7 +68,6 @@ export class PooledInstance implements Instance {
   #lastError: KvError | undefined = undefined;
   readonly #waitingForIdle: (() => void)[] = [];
 
-  /** Pools create their instances by `InstancePool.add`. */
   constructor(
     role: Role,
     spec: InstanceSpec,
@@ -110,17 +99,14 @@ export class PooledInstance implements Instance {
     this.#loadChanged(this);
   }
 
-  /** Visits of this process under way. */
   get ownInFlight(): number {
     return this.#inFlight;
   }
 
-  /** True from `drain(true)` until `drain(false)`. */
   get draining(): boolean {
     return this.#draining;
   }
 
-  /** When a visit or a health check succeeded last, on the clock. */
   get seenAtMs(): number {
     return this.#seenAtMs;
   }
@@ -149,15 +135,23 @@ export class PooledInstance implements Instance {
       : Number.POSITIVE_INFINITY;
   }
 
-  /** Begins a visit, which counts as load until it ends. */
   begin(): Visit {
     this.#inFlight += 1;
     this.#requests += 1;
     this.#loadChanged(this);
-    return new OpenVisit(this, (outcome) => this.#visitEnded(outcome));
+    let isOpen = true;
+    const end = (outcome: VisitOutcome) => {
+      if (isOpen) this.#visitEnded(outcome);
+      isOpen = false;
+    };
+    return {
+      instance: this,
+      succeeded: () => end("succeeded"),
+      abandoned: () => end("abandoned"),
+      failed: end,
+    };
   }
 
-  /** Stops or resumes taking requests. */
   drain(draining: boolean): void {
     this.#draining = draining;
     this.#changed();
@@ -188,13 +182,11 @@ export class PooledInstance implements Instance {
     this.#changed();
   }
 
-  /** Resolves when no visit is under way. */
   idle(): Promise<void> {
     if (this.#inFlight === 0) return Promise.resolve();
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
-  /** The present state as JSON, without what others know of it. */
   status(): Omit<InstanceStatus, "pairing" | "kv_events"> {
     const error = this.#lastError;
     return {
@@ -256,31 +248,3 @@ export class PooledInstance implements Instance {
 }
 
 type VisitOutcome = "succeeded" | "abandoned" | KvError;
-
-class OpenVisit implements Visit {
-  readonly instance: Instance;
-  #onEnd: ((outcome: VisitOutcome) => void) | undefined;
-
-  constructor(instance: Instance, onEnd: (outcome: VisitOutcome) => void) {
-    this.instance = instance;
-    this.#onEnd = onEnd;
-  }
-
-  succeeded(): void {
-    this.#end("succeeded");
-  }
-
-  abandoned(): void {
-    this.#end("abandoned");
-  }
-
-  failed(error: KvError): void {
-    this.#end(error);
-  }
-
-  #end(outcome: VisitOutcome): void {
-    const onEnd = this.#onEnd;
-    this.#onEnd = undefined;
-    onEnd?.(outcome);
-  }
-}

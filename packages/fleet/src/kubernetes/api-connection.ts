@@ -7,7 +7,6 @@ import { KvError } from "@kv/interface";
  * service account of the pod.
  */
 export interface KubernetesAccess {
-  /** Path of a kubeconfig file. */
   readonly kubeconfig?: string | undefined;
   /** A context of that file. @default its current one */
   readonly context?: string | undefined;
@@ -42,8 +41,9 @@ export class ApiError extends Error {
 
 /**
  * Sends GETs to the API server. `@kubernetes/client-node` finds the server and authenticates:
- * kubeconfig files, service accounts, client certificates, exec plugins. Its informer is not used:
- * it keeps whole objects, which is 20 times the memory, and ends at the first error.
+ * kubeconfig files, service accounts, client certificates, exec plugins. Its informer (1.4) is not
+ * used: it keeps whole objects, which is 20 times the memory, reads lines of any length, asks for no
+ * bookmarks, tells no error of a watch, and an event without an object ends the process.
  */
 export class ApiConnection {
   readonly #access: KubernetesAccess;
@@ -53,15 +53,21 @@ export class ApiConnection {
     this.#access = access;
   }
 
-  /** The namespace of the context, or of the pod. Errors: `KV_CONFIG_INVALID`. */
+  /**
+   * The namespace of the context, or of the pod.
+   *
+   * @throws `KV_CONFIG_INVALID`.
+   */
   async namespace(): Promise<string> {
     const config = await this.#loaded();
     return config.getContextObject(config.getCurrentContext())?.namespace ?? "default";
   }
 
   /**
-   * The JSON at a path. Errors: `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access
-   * that cannot be read.
+   * The JSON at a path.
+   *
+   * @throws `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access that cannot be
+   * read.
    */
   async get(
     path: string,
@@ -73,8 +79,9 @@ export class ApiConnection {
   }
 
   /**
-   * Calls `onEvent` with each event of a watch. Resolves when the server ends it. Errors: as `get`;
-   * also when nothing comes for `idleMs`.
+   * Calls `onEvent` with each event of a watch. Resolves when the server ends it.
+   *
+   * @throws as `get`; also when nothing comes for `idleMs`.
    */
   async watch(
     path: string,

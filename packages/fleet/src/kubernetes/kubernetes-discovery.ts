@@ -66,9 +66,10 @@ const COALESCE_MS = 20;
 /**
  * Follows pods, or the EndpointSlices of services, in a Kubernetes cluster. An instance that is not
  * ready, or that begins to end, is left out at once. While the API server cannot be read, the last
- * known instances stay. Errors: `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is
- * not installed, or the cluster's configuration cannot be read. The API server itself is asked by
- * `watch` first.
+ * known instances stay. The API server itself is asked by `watch` first.
+ *
+ * @throws `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is not installed, or the
+ * cluster's configuration cannot be read.
  */
 export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): Promise<Discovery> {
   const { podSelector, services, port = "http", roleLabel = "llm-d.ai/role", ipFamily } = options;
@@ -86,47 +87,48 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
   }
   const connection = new ApiConnection(options);
   const namespace = encodeURIComponent(options.namespace ?? (await connection.namespace()));
-  const name =
+  const rolesOf = (service: string) =>
+    (["prefill", "decode"] as const).filter((role) => services?.[role] === service);
+  const followed =
     services === undefined
-      ? `Kubernetes pods ${podSelector ?? ""}`
-      : `Kubernetes services ${services.prefill} ${services.decode}`;
+      ? {
+          name: `Kubernetes pods ${podSelector}`,
+          path: `/api/v1/namespaces/${namespace}/pods`,
+          labelSelector: podSelector ?? "",
+          read(object: unknown) {
+            const pod = readPod(object, reading);
+            return pod === undefined ? undefined : [pod];
+          },
+        }
+      : {
+          name: `Kubernetes services ${services.prefill} ${services.decode}`,
+          path: `/apis/discovery.k8s.io/v1/namespaces/${namespace}/endpointslices`,
+          labelSelector: `kubernetes.io/service-name in (${services.prefill},${services.decode})`,
+          read: (object: unknown) => readEndpointSlice(object, rolesOf, reading),
+        };
+  const { name, ...collection } = followed;
   return {
     name,
     watch(onChange, onError) {
       let timer: Timer | undefined;
-      let isClosed = false;
-      let reflector:
-        | { items(): Iterable<readonly FoundPod[]> | undefined; close(): void }
-        | undefined;
-      const report = () => {
-        timer = undefined;
-        const items = reflector?.items();
-        if (!isClosed && items !== undefined) onChange(combined(items, ipFamily ?? 4));
-      };
-      const onChangeSoon = () => {
-        timer ??= clock.setTimer(report, COALESCE_MS);
-      };
-      const common = { connection, clock, random, onChange: onChangeSoon, onError };
-      if (services === undefined) {
-        const read = (object: unknown) => {
-          const pod = readPod(object, reading);
-          return pod === undefined ? undefined : [pod];
-        };
-        const path = `/api/v1/namespaces/${namespace}/pods`;
-        reflector = new Reflector({ ...common, path, labelSelector: podSelector ?? "", read });
-      } else {
-        const roles = (service: string) =>
-          (["prefill", "decode"] as const).filter((role) => services[role] === service);
-        const labelSelector = `kubernetes.io/service-name in (${services.prefill},${services.decode})`;
-        const read = (object: unknown) => readEndpointSlice(object, roles, reading);
-        const path = `/apis/discovery.k8s.io/v1/namespaces/${namespace}/endpointslices`;
-        reflector = new Reflector({ ...common, path, labelSelector, read });
-      }
+      const reflector = new Reflector<readonly FoundPod[]>({
+        ...collection,
+        connection,
+        clock,
+        random,
+        onError,
+        onChange() {
+          timer ??= clock.setTimer(() => {
+            timer = undefined;
+            const items = reflector.items();
+            if (items !== undefined) onChange(combined(items, ipFamily ?? 4));
+          }, COALESCE_MS);
+        },
+      });
       return {
         close() {
-          isClosed = true;
+          reflector.close();
           timer?.cancel();
-          reflector?.close();
         },
       };
     },

@@ -7,16 +7,11 @@ export type PortName = string | number;
 
 /** How objects of the API become instances. */
 export interface ReadingOptions {
-  /** Port of the HTTP server of each role. */
   readonly port: Readonly<Record<Role, PortName>>;
-  /** Port of the side channel; undefined where it is not known. */
   readonly sideChannelPort?: PortName | undefined;
   readonly roleLabel: string;
-  /** Instances with the same value of this label fit one another (`InstanceSpec.label`). */
   readonly revisionLabel?: string | undefined;
-  /** The label with the number of data-parallel ranks. */
   readonly dataParallelLabel?: string | undefined;
-  /** The address family that is taken where an instance has both. */
   readonly ipFamily?: 4 | 6 | undefined;
 }
 

@@ -4,10 +4,8 @@ import { type ApiConnection, ApiError } from "./api-connection.js";
 /** What `Reflector` gets. */
 export interface ReflectorOptions<T> {
   readonly connection: ApiConnection;
-  /** Path of the collection. */
   readonly path: string;
   readonly labelSelector: string;
-  /** What is kept of an object; undefined where nothing is. */
   readonly read: (object: unknown) => T | undefined;
   /** Called after a list, after each event, and when a watch is open again after a failure. */
   readonly onChange: () => void;
@@ -50,22 +48,19 @@ interface KubernetesObject {
 export class Reflector<T> {
   readonly #options: ReflectorOptions<T>;
   readonly #closing = new AbortController();
-  /** By uid. */
   #items = new Map<string, T>();
   #listed = false;
   /** From where on the next watch begins; undefined: a list is needed. */
   #resourceVersion: string | undefined = undefined;
   #failures = 0;
 
-  /** Begins at once. */
   constructor(options: ReflectorOptions<T>) {
     this.#options = options;
     void this.#run();
   }
 
-  /** What is kept of each object; undefined before the first list. */
   items(): Iterable<T> | undefined {
-    return this.#listed ? this.#items.values() : undefined;
+    return this.#listed && !this.#closing.signal.aborted ? this.#items.values() : undefined;
   }
 
   close(): void {

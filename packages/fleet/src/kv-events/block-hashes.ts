@@ -14,7 +14,6 @@ export class BlockHashes {
   #high = new Uint32Array(FIRST_ROWS);
   /** The block in the tree, 0 while it has no place. Of a free number, the next free one. */
   #blocks = new Uint32Array(FIRST_ROWS);
-  /** By group, how many copies it has. */
   readonly #copies = new Map<number, Uint8Array>();
   readonly #table = new HashTable((number) => this.#low[number] ?? 0);
   /** By their blocks. Made when it is asked for first, by an instance with several groups. */
@@ -23,12 +22,10 @@ export class BlockHashes {
   #next = 1;
   #firstFree = 0;
 
-  /** How many hashes there are. */
   get size(): number {
     return this.#size;
   }
 
-  /** The number of a hash; 0 where there is none. */
   find(hash: string): number {
     fingerprint(hash);
     let number = this.#table.first(low);
@@ -64,7 +61,6 @@ export class BlockHashes {
     return this.#blocks[number] ?? 0;
   }
 
-  /** Gives a hash its block. It has none yet. */
   place(number: number, block: number): void {
     this.#blocks[number] = block;
     this.#byBlock?.add(number);
@@ -77,7 +73,6 @@ export class BlockHashes {
       if (this.#blocks[number] !== 0 && this.hasCopies(number)) yield number;
   }
 
-  /** How many copies of a hash a group has. */
   copies(number: number, group: number): number {
     return this.#copies.get(group)?.[number] ?? 0;
   }
@@ -93,13 +88,11 @@ export class BlockHashes {
     return number;
   }
 
-  /** Whether any group has a copy of a hash. */
   hasCopies(number: number): boolean {
     for (const counts of this.#copies.values()) if ((counts[number] ?? 0) > 0) return true;
     return false;
   }
 
-  /** Counts copies; above 255 they are not counted. */
   addCopies(number: number, group: number, by: 1 | 0 | -1): void {
     let counts = this.#copies.get(group);
     if (counts === undefined) {

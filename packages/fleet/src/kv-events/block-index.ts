@@ -24,7 +24,6 @@ export type Steps = Generator<undefined, void>;
 /** Blocks in a row. */
 interface Run {
   readonly hashes: readonly string[];
-  /** Of each block, the hash of its tokens. */
   readonly tokens: readonly number[];
 }
 
@@ -35,7 +34,6 @@ interface Run {
 export class BlockIndex {
   readonly #tree: BlockTree;
   readonly #instance: Instance;
-  /** The number of the instance in the tree. */
   #holder: number;
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
@@ -57,12 +55,10 @@ export class BlockIndex {
     this.#maxBlocks = maxBlocks;
   }
 
-  /** How many blocks are recorded. */
   get size(): number {
     return this.#blocks.size;
   }
 
-  /** Blocks that were not recorded because there were too many. */
   get refused(): number {
     return this.#refused;
   }
@@ -74,7 +70,6 @@ export class BlockIndex {
     return this.#contradictions;
   }
 
-  /** Records blocks that were stored, in steps. */
   *stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): Steps {
     const isWhole = tokens.length === hashes.length * blockSize;
     if (!this.#learn(group, blockSize, isWhole)) return;
@@ -106,7 +101,6 @@ export class BlockIndex {
     }
   }
 
-  /** Removes a copy of blocks that were evicted, in steps. */
   *removed({ hashes, group }: RemovedBlocks): Steps {
     for (const [at, hash] of hashes.entries()) {
       if (at > 0 && at % STEP_BLOCKS === 0) yield;
@@ -188,7 +182,6 @@ export class BlockIndex {
     return 0;
   }
 
-  /** The blocks of a prompt in the tree, whoever has them. */
   #path(tokens: ArrayLike<number>, blockSize: number): readonly number[] {
     const geometry = this.#geometries.get(`${blockSize} ${this.#lookahead}`);
     return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
@@ -223,7 +216,6 @@ export class BlockIndex {
     return true;
   }
 
-  /** The number of a hash; undefined where there are too many blocks. */
   #add(hash: string): number | undefined {
     const known = this.#blocks.find(hash);
     if (known !== 0) return known;
@@ -232,7 +224,6 @@ export class BlockIndex {
     return undefined;
   }
 
-  /** Undefined where the tree has too many geometries. */
   #geometry(blockSize: number): KnownGeometry | undefined {
     const lookahead = this.#lookahead;
     const key = `${blockSize} ${lookahead}`;

@@ -28,9 +28,7 @@ type Several = readonly number[] | BitSet;
 
 /** Instances that may hold something. */
 export interface Holders extends Iterable<Instance> {
-  /** How many there are. */
   readonly size: number;
-  /** Whether an instance is one of them. */
   has(instance: Instance): boolean;
 }
 
@@ -76,7 +74,6 @@ export class BlockTree {
     | { readonly tokens: ArrayLike<number>; readonly of: BlockGeometry; readonly blocks: number[] }
     | undefined;
 
-  /** How many blocks there are. */
   get size(): number {
     return this.#size;
   }
@@ -123,7 +120,6 @@ export class BlockTree {
     return block;
   }
 
-  /** Records that a holder has a block. */
   hold(block: number, holder: number): void {
     const known = this.#holders[block] ?? 0;
     if (known === 0) this.#holders[block] = holder;
@@ -178,7 +174,6 @@ export class BlockTree {
     }
   }
 
-  /** Whether a holder has a block. */
   has(block: number, holder: number): boolean {
     const known = this.#holders[block] ?? 0;
     if (known < SEVERAL) return known === holder;
@@ -186,7 +181,6 @@ export class BlockTree {
     return several instanceof BitSet ? several.has(holder) : several?.includes(holder) === true;
   }
 
-  /** The number of an instance as a holder of blocks. */
   holderOf(instance: Instance): number {
     let number = this.#numbers.get(instance);
     if (number === undefined) {
@@ -214,7 +208,6 @@ export class BlockTree {
     this.#freeNumbers.push(holder);
   }
 
-  /** Forgets an instance, which has no blocks any more. */
   forget(instance: Instance): void {
     const number = this.#numbers.get(instance);
     if (number === undefined) return;

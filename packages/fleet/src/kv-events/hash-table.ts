@@ -11,7 +11,6 @@ const MAX_DEPTH = 20;
  */
 interface Segment {
   readonly numbers: Uint32Array;
-  /** Bits that the hashes have in common. */
   readonly depth: number;
   size: number;
 }
@@ -25,9 +24,7 @@ interface Segment {
 export class HashTable {
   /** By the first bits of a hash. A segment may be there several times. */
   #segments: Segment[] = [newSegment(0)];
-  /** How many bits. */
   #depth = 0;
-  /** Where it was looked last. */
   #segment: Segment = this.#segments[0] as Segment;
   #at = 0;
   readonly #hashOf: (number: number) => number;
@@ -52,7 +49,6 @@ export class HashTable {
     return numbers[this.#at] ?? 0;
   }
 
-  /** Adds a number. */
   add(number: number): void {
     const hash = this.#hashOf(number);
     for (;;) {

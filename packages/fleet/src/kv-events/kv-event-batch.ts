@@ -37,14 +37,12 @@ export interface StoredBlocks {
    * layers). Absent: none.
    */
   readonly lookahead?: readonly ArrayLike<number>[] | undefined;
-  /** The KV cache group. */
   readonly group: CacheGroup;
 }
 
 /** Blocks that were evicted. */
 export interface RemovedBlocks {
   readonly hashes: readonly string[];
-  /** Index of the KV cache group. */
   readonly group: number;
 }
 
@@ -59,7 +57,6 @@ const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 /** What a publisher may send, also to those who ask for a replay. */
 export const SUBSCRIPTION_LIMITS: SubscriptionLimits = {
   maxFrames: 8,
-  /** A batch, its sequence number and its topic. */
   maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
   greetingTimeoutMs: 5000,
 };
@@ -86,8 +83,10 @@ const STEP_ITEMS = 1000;
  * `[time, events, data_parallel_rank]`, where each event is a map with its `type`. Events of other
  * types, of LoRA adapters, of blocks with extra keys (images, salts) and of other media than the
  * engine's own memory are left out. Yields an event, or undefined after a step. The events before a
- * malformed one are valid. Errors: `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two
- * million values, or eight levels.
+ * malformed one are valid.
+ *
+ * @throws `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two million values, or eight
+ * levels.
  */
 export function* readKvEventBatch(payload: Uint8Array): Generator<KvEvent | undefined, void> {
   const batch = yield* decodeMsgpackInSteps(payload, "a batch of KV events", LIMITS);

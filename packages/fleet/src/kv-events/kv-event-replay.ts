@@ -4,9 +4,7 @@ import { SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 
 /** Options of `replayBatches`. */
 export interface ReplayOptions {
-  /** `tcp://host:port` of the publisher's replay socket. */
   readonly endpoint: string;
-  /** The first batch that is asked for. */
   readonly from: bigint;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -30,9 +28,10 @@ const END = 2n ** 64n - 1n;
 /**
  * Asks a publisher for the batches that it still has (vLLM 0.32 and 0.33,
  * `ZmqEventPublisher._service_replay`: a ROUTER that answers one request with one message per
- * batch, the sequence number -1 last). Resolves at the end of the replay. Errors:
- * `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for sequence
- * numbers that do not grow; the signal's reason.
+ * batch, the sequence number -1 last). Resolves at the end of the replay.
+ *
+ * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for
+ * sequence numbers that do not grow; the signal's reason.
  */
 export async function replayBatches({
   endpoint,

@@ -8,9 +8,7 @@ import { readSequence, replayBatches } from "./kv-event-replay.js";
 
 /** Where an instance publishes its KV events. */
 export interface KvEventSource {
-  /** `tcp://host:port` of the publisher. */
   readonly endpoint: string;
-  /** `tcp://host:port` of its replay socket; undefined where it has none. */
   readonly replayEndpoint: string | undefined;
 }
 
@@ -47,7 +45,6 @@ export class KvEventStream {
   readonly #socket: ZmqSubscription;
   readonly #closing = new AbortController();
   #isConnected = false;
-  /** Missed batches are being fetched, or will be. */
   #isReplaying = false;
   #next = 0n;
   /**
@@ -106,12 +103,10 @@ export class KvEventStream {
     });
   }
 
-  /** Whether a batch or a replay has come. */
   get hasStarted(): boolean {
     return this.#hasStarted;
   }
 
-  /** How much the index knows. */
   status(): KvEventStatus {
     const isFull = this.index.refused > 0;
     const state = this.#isReplaying ? "replaying" : this.#isConnected ? "following" : "connecting";

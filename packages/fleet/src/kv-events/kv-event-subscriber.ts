@@ -21,13 +21,10 @@ export interface CachedPrefixes {
    * for their tokens.
    */
   holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
-  /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
   /** Whether an instance reports its cache, so that token ids are worth having. */
   readonly readsTokenIds?: boolean | undefined;
-  /** How much is known of an instance's cache; null for an instance that reports nothing. */
   status?(instance: Instance): KvEventStatus | null;
-  /** Ends all subscriptions. */
   close(): void;
 }
 
@@ -35,7 +32,6 @@ export interface CachedPrefixes {
 export interface KvEventSubscriberOptions {
   /** Gets a warning about a publisher at most once in ten minutes. */
   readonly log: Log;
-  /** Times connections, replays and questions. */
   readonly clock: Clock;
   /**
    * Asks instances where they publish. Without it, only instances whose configuration names the
@@ -96,12 +92,10 @@ export class KvEventSubscriber implements CachedPrefixes {
     return this.#readsTokenIds;
   }
 
-  /** How much is known of an instance's cache; null for an instance that publishes nothing. */
   status(instance: Instance): KvEventStatus | null {
     return this.#followed.get(instance)?.stream?.status() ?? null;
   }
 
-  /** Follows the instances of the list, and no others. */
   follow(instances: readonly Instance[]): void {
     for (const instance of instances)
       if (!this.#followed.has(instance))
@@ -115,7 +109,6 @@ export class KvEventSubscriber implements CachedPrefixes {
     }
   }
 
-  /** Ends all subscriptions. */
   close(): void {
     // The memory goes with the subscriber.
     for (const followed of this.#followed.values()) followed.close();
@@ -126,7 +119,6 @@ export class KvEventSubscriber implements CachedPrefixes {
     if (memory !== undefined) void this.#options.turns.run(memory);
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

@@ -21,9 +21,7 @@ export interface PairDifference {
    * `compatibility_hash` where the factor is not known.
    */
   readonly factor: string;
-  /** The prefill instance's value. */
   readonly prefill: unknown;
-  /** The decode instance's value. */
   readonly decode: unknown;
 }
 
@@ -40,7 +38,6 @@ export type PairCheck =
     }
   | {
       readonly fits: false;
-      /** Never empty. */
       readonly differences: readonly PairDifference[];
       /** One sentence about a plan that cannot be built. */
       readonly note?: string | undefined;

@@ -30,9 +30,7 @@ export interface EngineFacts {
    * search.
    */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
-  /** The answer of `GET /version`. */
   readonly vllmVersion: string | undefined;
-  /** Names of the model, from `GET /v1/models`. */
   readonly models: readonly string[];
   /** Tensor-parallel size, from the configuration or from the instance's answers. */
   readonly tpSize: number | undefined;
@@ -46,13 +44,9 @@ export interface EngineFacts {
 
 /** One GET at an instance. */
 export interface InstanceGetRequest {
-  /** The instance's role. */
   readonly role: Role;
-  /** The instance's base URL. */
   readonly url: string;
-  /** The path to GET there. */
   readonly path: string;
-  /** The request rejects when there is no answer by then, in milliseconds. */
   readonly timeoutMs: number;
 }
 
@@ -68,7 +62,6 @@ export type InstanceGet = (
 export interface SideChannelAddress {
   /** Host name or IP address; an IPv6 address has no brackets. */
   readonly host: string;
-  /** TCP port, 1 to 65535. */
   readonly port: number;
 }
 
@@ -77,7 +70,6 @@ export interface ReadEngineOptions {
   readonly address: SideChannelAddress;
   readonly sideChannel: SideChannel;
   readonly get: InstanceGet;
-  /** For the side channel, and for each GET. */
   readonly timeoutMs: number;
   readonly signal: AbortSignal;
 }
@@ -87,9 +79,10 @@ const MAX_ID_LENGTH = 512;
 /**
  * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which
  * may stay unknown. No other rank is asked: when vLLM 0.33 is asked for a rank that it does not
- * have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
- * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * have, its listener stops for good.
+ *
+ * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`,
+ * `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function readEngineFacts(options: ReadEngineOptions): Promise<EngineFacts> {
   const { address, sideChannel, timeoutMs, signal } = options;

@@ -4,7 +4,6 @@ import type { Entry } from "./pairing-entry.js";
 /** The engine of an instance. */
 interface Known {
   readonly facts: EngineFacts;
-  /** Since which change it is known. */
   readonly since: number;
 }
 
@@ -19,7 +18,6 @@ export class EngineIds {
   readonly #known = new Map<Entry, Known>();
   #changes = 0;
 
-  /** An instance was added. */
   came(entry: Entry): void {
     entry.cameAt = ++this.#changes;
   }
@@ -51,7 +49,6 @@ export class EngineIds {
     this.#known.delete(entry);
   }
 
-  /** Returns whether it is another one than before. */
   #findNamesake(entry: Entry): boolean {
     const before = entry.namesake;
     const known = this.#known.get(entry);

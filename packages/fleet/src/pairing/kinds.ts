@@ -16,7 +16,6 @@ export class Kinds {
     this.#mode = mode;
   }
 
-  /** Those of one role. */
   of(role: Role): Kind[] {
     return [...this.#byKey[role].values()];
   }
@@ -66,7 +65,6 @@ export class Kinds {
   }
 }
 
-/** Those of the other role. */
 const entriesOf = ({ checks }: Kind): Entry[] =>
   [...checks.keys()].flatMap(({ entries }) => [...entries]);
 
@@ -80,24 +78,20 @@ function kindKey({ facts, namesake, instance }: Entry): string {
     : JSON.stringify([key, instanceName(instance), instanceName(namesake)]);
 }
 
-/** How many instances of the other role fit those of a kind. */
 export function partnersOf({ checks }: Kind): number {
   let partners = 0;
   for (const [{ entries }, { fits }] of checks) if (fits) partners += entries.size;
   return partners;
 }
 
-/** Whether a kind that fits has an instance that is so. */
 export const fitsAny = (kind: Kind, is: (entry: Entry) => boolean): boolean =>
   fittingKinds(kind).some((other) => hasEntry(other, is));
 
-/** Whether one of a kind's instances is so. */
 export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
   for (const entry of entries) if (is(entry)) return true;
   return false;
 }
 
-/** The kinds of the other role that fit a kind. */
 export function fittingKinds(kind: Kind | undefined): Kind[] {
   const fitting: Kind[] = [];
   if (kind !== undefined)

@@ -11,7 +11,6 @@ const MAX_ENGINES = 16;
 
 /** An instance as pairing sees it. */
 export interface PairedInstance extends Instance {
-  /** It takes no more requests. */
   readonly draining: boolean;
   /** Whether it is neither draining, ejected nor cooling down. */
   available(): boolean;
@@ -31,15 +30,11 @@ export interface AnyPartner {
 
 /** The engine of a prefill instance, as an answer's `kv_transfer_params` name it. */
 export interface AnsweredEngine {
-  /** `remote_engine_id`. */
   readonly engineId: string;
   /** `remote_host`: the host of its side channel. */
   readonly host: string;
-  /** `remote_port`. */
   readonly port: number;
-  /** `tp_size`. */
   readonly tpSize: number;
-  /** `transfer_mode`. */
   readonly mode: "pull" | "push";
 }
 
@@ -49,11 +44,8 @@ export interface AnsweredEngine {
  */
 export interface Kind {
   readonly key: string;
-  /** A number of its own. */
   readonly id: number;
-  /** Never empty. */
   readonly entries: Set<Entry>;
-  /** The check with each kind of the other role. */
   readonly checks: Map<Kind, PairCheck>;
 }
 
@@ -62,9 +54,7 @@ export class Entry {
   facts: EngineFacts | undefined = undefined;
   /** Another instance, whose engine has the same id. */
   namesake: Instance | undefined = undefined;
-  /** The number of the change by which the instance was added. */
   cameAt = 0;
-  /** Facts of engines that answered under this instance's URL, by id. */
   readonly engines = new Map<string, EngineFacts>();
   answered: AnsweredEngine | undefined = undefined;
   /** The engine may be another one since the facts were read. */
@@ -77,10 +67,8 @@ export class Entry {
   readAtMs = Number.NEGATIVE_INFINITY;
   /** Those that fit the same instances. Undefined until its first check. */
   kind: Kind | undefined = undefined;
-  /** What the last log line said. */
   logged = "";
 
-  /** Of the instance's URL. */
   readonly origin: string;
 
   constructor(readonly instance: PairedInstance) {
@@ -154,7 +142,9 @@ export function addressUnknown(role: Role): KvError {
 }
 
 /**
- * Errors: `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one
+ * Checks that a side channel is that of the engine that answers.
+ *
+ * @throws `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one
  * that answers requests.
  */
 export function requireAnsweredEngine(

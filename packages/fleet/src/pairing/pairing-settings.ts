@@ -13,9 +13,7 @@ export type PairingMode = (typeof PAIRING_MODES)[number];
 
 /** How instances are paired. */
 export interface PairingSettings {
-  /** What pairs with an instance whose side channel cannot be read. */
   readonly mode: Exclude<PairingMode, "off">;
-  /** Time limit of one reading of a side channel, in milliseconds. */
   readonly timeoutMs: number;
   /** Between two readings of an engine that shows no sign of a restart, in milliseconds. */
   readonly refreshMs: number;
@@ -27,9 +25,7 @@ export interface PairingSettings {
 
 /** What `Pairing` gets from its user. */
 export interface PairingOptions extends PairingSettings {
-  /** Sends a GET to an instance. */
   readonly get: InstanceGet;
-  /** Times readings. */
   readonly clock: Clock;
   /** Gets one line when an instance finds no partner any more, or is paired unread. */
   readonly log: Log;

@@ -63,14 +63,12 @@ export function logStatus(log: Log, entry: Entry): void {
     log.info("instance-paired", { ...fields, partners });
 }
 
-/** What could not be checked of a pair that fits. */
 function noteOf({ checks }: Kind): string | null {
   for (const check of checks.values())
     if (check.fits && check.note !== undefined) return check.note;
   return null;
 }
 
-/** The values that differ, in words. */
 function differencesText({
   differences,
   note,

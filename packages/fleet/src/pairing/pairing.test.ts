@@ -153,20 +153,27 @@ async function fleet({ prefill, decode, settings = {}, versions = {}, models = [
       const d = p && pools.decode.choose({ requestId: "r" }, new Set(), p);
       return `${p && new URL(p.url).hostname}-${d && new URL(d.url).hostname}`;
     });
-  return { pairing, pools, lines, route };
+  const statusOf = (role: Role, at = 0) => pools[role].status()[at]?.pairing;
+  return { pairing, pools, lines, route, statusOf };
+}
+
+/** A prefill and a decode instance of these engines. */
+async function pairOf(p: Engine, d: Engine, more: Partial<Scene> = {}) {
+  const [prefill, decode] = [await sideChannel(p), await sideChannel(d)];
+  return fleet({ prefill: [prefill.port], decode: [decode.port], ...more });
 }
 
 test("instances of two versions serve in their own pairs, and an announced factor is named where none fits", async () => {
   const v33 = await sideChannel({ announces: true });
   const v32 = await sideChannel({ factors: V32, announces: true });
-  const { route, pools, lines } = await fleet({
+  const { pools, lines, route, statusOf } = await fleet({
     prefill: [v33.port, v32.port],
     decode: [v33.port, v32.port],
   });
   expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p1-d1"]));
   await pools.decode.remove({ url: "http://d1:80" });
   expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
-  expect(pools.prefill.status()[1]?.pairing).toMatchObject({
+  expect(statusOf("prefill", 1)).toMatchObject({
     state: "unpaired",
     partners: 0,
     differences: [
@@ -174,7 +181,7 @@ test("instances of two versions serve in their own pairs, and an announced facto
       { factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" },
     ],
   });
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({
+  expect(statusOf("prefill")).toMatchObject({
     state: "paired",
     partners: 1,
     tp_size: null,
@@ -187,12 +194,8 @@ test("instances of two versions serve in their own pairs, and an announced facto
 });
 
 test("of vLLM, which announces no factors, the versions that its servers answer are compared", async () => {
-  const [v33, v32] = [await sideChannel(), await sideChannel({ factors: V32 })];
-  const { route, pools } = await fleet({
-    prefill: [v33.port],
-    decode: [v32.port],
-    versions: { p0: "0.33.0", d0: "0.32.0" },
-  });
+  const versions = { p0: "0.33.0", d0: "0.32.0" };
+  const { pools, route } = await pairOf({}, { factors: V32 }, { versions });
   expect(route(1)).toEqual(["undefined-undefined"]);
   expect(pools.decode.pairingRefusal({ avoiding: new Set() })).toBe(
     "vllm_version is 0.33.0 at prefill and 0.32.0 at decode",
@@ -200,17 +203,10 @@ test("of vLLM, which announces no factors, the versions that its servers answer 
 });
 
 test("a factor that no server answers is found by a search, and the log has one line about it", async () => {
-  const [one, other] = [
-    await sideChannel(),
-    await sideChannel({ factors: { is_hma_enabled: false } }),
-  ];
-  const { pools, lines } = await fleet({
-    prefill: [one.port],
-    decode: [other.port],
-    models: ["tiny"],
-  });
+  const other = { factors: { is_hma_enabled: false } };
+  const { lines, statusOf } = await pairOf({}, other, { models: ["tiny"] });
   await expect
-    .poll(() => pools.prefill.status()[0]?.pairing?.differences)
+    .poll(() => statusOf("prefill")?.differences)
     .toEqual([{ factor: "is_hma_enabled", prefill: "true", decode: "false" }]);
   await expect
     .poll(() => lines.filter(({ fields }) => fields["role"] === "prefill"))
@@ -218,21 +214,15 @@ test("a factor that no server answers is found by a search, and the log has one 
 });
 
 test("a factor that is not found is shown as the two hashes", async () => {
-  const [one, other] = [
-    await sideChannel(),
-    await sideChannel({ factors: { is_hma_enabled: false } }),
-  ];
-  const { pools } = await fleet({ prefill: [one.port], decode: [other.port] });
-  const differences = pools.prefill.status()[0]?.pairing?.differences;
+  const { statusOf } = await pairOf({}, { factors: { is_hma_enabled: false } });
+  const differences = statusOf("prefill")?.differences;
   expect(differences?.map(({ factor }) => factor)).toEqual(["compatibility_hash"]);
 });
 
 test("equal hashes without a plan are no pair: the layout is named with both values", async () => {
-  const lbhnc = await sideChannel();
-  const bhlnc = await sideChannel({ metadata: { kvCacheLayout: "BHLNC" } });
-  const { route, pools } = await fleet({ prefill: [bhlnc.port], decode: [lbhnc.port] });
+  const { route, statusOf } = await pairOf({ metadata: { kvCacheLayout: "BHLNC" } }, {});
   expect(route(1)).toEqual(["undefined-undefined"]);
-  expect(pools.prefill.status()[0]?.pairing?.differences).toEqual([
+  expect(statusOf("prefill")?.differences).toEqual([
     { factor: "kv_cache_layout", prefill: "BHLNC", decode: METADATA.kvCacheLayout },
   ]);
 });
@@ -245,11 +235,10 @@ test("a vLLM 0.31 decode worker with larger blocks than prefill's is no pair: it
     blockLengthsBytes: half,
     blockStridesBytes: half,
   };
-  const [p, d] = [await sideChannel({ ...v31, metadata: small }), await sideChannel(v31)];
   const versions = { p0: "0.31.0", d0: "0.31.0" };
-  const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions });
+  const { route, statusOf } = await pairOf({ ...v31, metadata: small }, v31, { versions });
   expect(route(1)).toEqual(["undefined-undefined"]);
-  expect(pools.prefill.status()[0]?.pairing?.differences).toEqual([
+  expect(statusOf("prefill")?.differences).toEqual([
     { factor: "block_size", prefill: "16", decode: "32" },
   ]);
 });
@@ -262,19 +251,11 @@ test.each([
   "another attention backend at prefill: %s into a vLLM decode worker with %s",
   async (mode, decode, routed) => {
     const at = { factors: { transfer_mode: mode } };
-    const p = await sideChannel({
-      ...at,
-      metadata: { attentionBackend: "PLAIN" },
-      announces: true,
-    });
-    const d = await sideChannel({ ...at, metadata: { attentionBackend: decode } });
-    const { route, pools } = await fleet({
-      prefill: [p.port],
-      decode: [d.port],
-      versions: { d0: "0.33.0" },
-    });
+    const p = { ...at, metadata: { attentionBackend: "PLAIN" }, announces: true };
+    const d = { ...at, metadata: { attentionBackend: decode } };
+    const { route, statusOf } = await pairOf(p, d, { versions: { d0: "0.33.0" } });
     expect(route(1)).toEqual([routed]);
-    const status = pools.prefill.status()[0]?.pairing;
+    const status = statusOf("prefill");
     if (routed === "p0-d0") return expect(status).toMatchObject({ state: "paired" });
     expect(status?.differences).toEqual([
       { factor: "attn_backend_name", prefill: "PLAIN", decode: "CPU_ATTN" },
@@ -285,13 +266,10 @@ test.each([
 
 test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
   const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
-  const one = await sideChannel();
-  const two = await sideChannel({
-    metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths },
-  });
-  const { route, pools } = await fleet({ prefill: [one.port], decode: [two.port] });
+  const two = { metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths } };
+  const { route, statusOf } = await pairOf({}, two);
   expect(route(1)).toEqual(["p0-d0"]);
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "paired", reason: null });
+  expect(statusOf("prefill")).toMatchObject({ state: "paired", reason: null });
 });
 
 test.each([
@@ -316,7 +294,7 @@ test.each([
     const [one, two] = [await engine(4), await engine(2)];
     const unlike = await fleet({ prefill: [one.port], decode: [two.port], models: ["tiny"] });
     await expect
-      .poll(() => unlike.pools.decode.status()[0]?.pairing?.reason)
+      .poll(() => unlike.statusOf("decode")?.reason)
       .toMatch(
         /blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
       );
@@ -337,24 +315,22 @@ test.each([
   "with mode %s and labels %s and %s, a side channel that cannot be read gives %s",
   async (mode, ours, theirs, pair, state) => {
     const { port } = await sideChannel();
-    const { route, pools, lines } = await fleet({
+    const { lines, route, statusOf } = await fleet({
       prefill: [{ url: "http://p0:80", label: ours, kv: { host: "127.0.0.1", port } }],
       decode: [{ url: "http://d0:80", label: theirs }],
       settings: { mode },
     });
     expect(route(1)).toEqual([pair]);
-    expect(pools.decode.status()[0]?.pairing).toMatchObject({ state });
+    expect(statusOf("decode")).toMatchObject({ state });
     await expect.poll(() => lines.map(({ event }) => event)).toContain(`instance-${state}`);
   },
 );
 
 test("an engine that is restarted as another version changes its pairs when it is back, and not before", async () => {
-  const [v33, v32] = [
-    await sideChannel({ announces: true }),
-    await sideChannel({ factors: V32, announces: true }),
-  ];
+  const v33 = await sideChannel({ announces: true });
+  const v32 = await sideChannel({ factors: V32, announces: true });
   const own = await sideChannel({ factors: V32, announces: true });
-  const { route, pools } = await fleet({
+  const { pools, route, statusOf } = await fleet({
     prefill: [v33.port, v32.port],
     decode: [v33.port, own.port],
   });
@@ -367,36 +343,36 @@ test("an engine that is restarted as another version changes its pairs when it i
     .visit({ requestId: "r" }, new Set([pools.decode.list()[0]].flatMap((one) => one ?? [])))
     ?.failed(unreachable);
   // While it is not known what it is, the other pair serves.
-  expect(pools.decode.status()[1]?.pairing?.stale).toBe(true);
+  expect(statusOf("decode", 1)?.stale).toBe(true);
   expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
-  await expect.poll(() => pools.decode.status()[1]?.pairing?.stale).toBe(false);
+  await expect.poll(() => statusOf("decode", 1)?.stale).toBe(false);
   expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p0-d1"]));
-  expect(pools.prefill.status()[1]?.pairing?.state).toBe("unpaired");
+  expect(statusOf("prefill", 1)?.state).toBe("unpaired");
 });
 
 test("an answer that names another engine has the side channel read again; the ranks of one server are one engine", async () => {
   const own = await sideChannel({ metadata: { engineId: "e_dp0" } });
-  const { pairing, pools } = await fleet({ prefill: [own.port], decode: [own.port] });
+  const { pairing, pools, statusOf } = await fleet({ prefill: [own.port], decode: [own.port] });
   const [p] = pools.prefill.list();
   const answer = (engineId: string) =>
     p &&
     pairing.answered(p, { engineId, host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" });
   expect(answer("e_dp1")).toBeUndefined();
-  expect([own.asked, pools.prefill.status()[0]?.pairing?.tp_size]).toEqual([2, 2]);
+  expect([own.asked, statusOf("prefill")?.tp_size]).toEqual([2, 2]);
   own.change({ factors: V32, metadata: { engineId: "f" } });
   await answer("f");
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ engine_id: "f", state: "unpaired" });
+  expect(statusOf("prefill")).toMatchObject({ engine_id: "f", state: "unpaired" });
   // Where it cannot be read, the first answer waits for that, and the next ones do not.
   own.close();
   await answer("g");
-  expect(pools.prefill.status()[0]?.pairing?.stale).toBe(true);
+  expect(statusOf("prefill")?.stale).toBe(true);
   expect(answer("g")).toBeUndefined();
 });
 
 test("whether an instance still has an engine is known after a reading, where it may have been restarted (issue 48)", async () => {
   const own = await sideChannel();
   const { pairing, pools } = await fleet({
-    prefill: ["http://p:1"].map((url) => ({ url })),
+    prefill: [{ url: "http://p:1" }],
     decode: [own.port],
   });
   const [d] = pools.decode.list();
@@ -415,31 +391,20 @@ test("whether an instance still has an engine is known after a reading, where it
 
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
   const own = await sideChannel();
-  const { pairing, pools } = await fleet({
+  const { pairing, pools, statusOf } = await fleet({
     prefill: [{ url: "http://127.0.0.1:80" }],
     decode: [own.port],
   });
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({
+  expect(statusOf("prefill")).toMatchObject({
     state: "unverified",
     side_channel: null,
   });
   const [p] = pools.prefill.list();
-  const answer = async (engineId: string) => {
-    if (p)
-      void pairing.answered(p, {
-        engineId,
-        host: "0.0.0.0",
-        port: own.port,
-        tpSize: 1,
-        mode: "pull",
-      });
-    await pairing.settled();
-  };
-  await answer("another");
-  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(
-    `is that of engine engine-${own.port}-1`,
-  );
-  expect(pools.prefill.status()[0]?.pairing?.state).toBe("unverified");
+  const answer = { engineId: "another", host: "0.0.0.0", port: own.port, tpSize: 1 };
+  if (p) void pairing.answered(p, { ...answer, mode: "pull" });
+  await pairing.settled();
+  expect(statusOf("prefill")?.reason).toContain(`is that of engine engine-${own.port}-1`);
+  expect(statusOf("prefill")?.state).toBe("unverified");
 });
 
 test.each([
@@ -471,12 +436,12 @@ test.each([
     server.close();
   });
   const { port } = server.address() as { port: number };
-  const { route, pools } = await fleet({
+  const { route, statusOf } = await fleet({
     prefill: [port],
     decode: [port],
     settings: { timeoutMs: 300 },
   });
-  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
+  expect(statusOf("prefill")?.reason).toContain(reason);
   expect(route(1)).toEqual(["p0-d0"]);
   await expect.poll(() => sockets.size).toBe(0);
 });
@@ -522,9 +487,13 @@ test.each([
       ]);
   })().catch(() => {});
   const port = Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]);
-  const { pools } = await fleet({ prefill: [port], decode: [port], settings: { mode: "strict" } });
-  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "unpaired" });
-  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
+  const { statusOf } = await fleet({
+    prefill: [port],
+    decode: [port],
+    settings: { mode: "strict" },
+  });
+  expect(statusOf("prefill")).toMatchObject({ state: "unpaired" });
+  expect(statusOf("prefill")?.reason).toContain(reason);
 });
 
 test("side channels with a key are read with handshakeKeyFile; without it, the log names both mechanisms and the setting", async () => {
@@ -564,7 +533,7 @@ test("of two engines that came together with one id neither serves; the reason h
     await configured("d"),
   ];
   const prefill = [one.port, two.port, other.port];
-  const { pools, route, lines, pairing } = await fleet({ prefill, decode: [decode.port] });
+  const { pairing, pools, lines, route } = await fleet({ prefill, decode: [decode.port] });
   expect(new Set(route(6))).toEqual(new Set(["p2-d0"]));
   const [first, second, third] = pools.prefill.status().map((status) => status.pairing);
   expect([first?.state, second?.state, third?.state]).toEqual(["unpaired", "unpaired", "paired"]);
@@ -585,11 +554,14 @@ test("an engine keeps its id when another one comes with it; that one serves whe
     await configured("prefill"),
     await sideChannel(),
   ];
-  const { pools, route, pairing } = await fleet({ prefill: [one.port], decode: [decode.port] });
+  const { pairing, pools, route, statusOf } = await fleet({
+    prefill: [one.port],
+    decode: [decode.port],
+  });
   pools.prefill.add({ url: "http://p1", kv: { host: "127.0.0.1", port: two.port } });
   await pairing.settled();
   expect(new Set(route(4))).toEqual(new Set(["p0-d0"]));
-  expect(pools.prefill.status()[1]?.pairing?.reason).toContain(
+  expect(statusOf("prefill", 1)?.reason).toContain(
     "prefill of two instances http://p1 http://p0:80",
   );
   await pools.prefill.remove({ url: "http://p0:80" });
@@ -598,13 +570,16 @@ test("an engine keeps its id when another one comes with it; that one serves whe
 
 test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
   const both = await configured("both");
-  const { pools, route, pairing } = await fleet({ prefill: [both.port], decode: [both.port] });
+  const { pairing, pools, route, statusOf } = await fleet({
+    prefill: [both.port],
+    decode: [both.port],
+  });
   both.change({
     metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) },
   });
   const [p] = pools.prefill.list();
   if (p !== undefined) pairing.failed(p);
-  await expect.poll(() => pools.prefill.status()[0]?.pairing?.stale, { timeout: 3000 }).toBe(false);
+  await expect.poll(() => statusOf("prefill")?.stale, { timeout: 3000 }).toBe(false);
   expect(route(1)).toEqual(["p0-d0"]);
 });
 

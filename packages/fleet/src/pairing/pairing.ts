@@ -49,9 +49,7 @@ export class Pairing {
   readonly #entries: Record<Role, Map<Instance, Entry>> = { prefill: new Map(), decode: new Map() };
   readonly #closing = new AbortController();
   #isCurrent = true;
-  /** Entries that may fit others than before. */
   readonly #toCheck = new Set<Entry>();
-  /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
   readonly #kinds: Kinds;
   readonly #engineIds = new EngineIds();
@@ -63,8 +61,9 @@ export class Pairing {
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
   /**
-   * Reads nothing of instances until pools have some. Errors: `KV_CONFIG_INVALID` for a key file
-   * that cannot be used.
+   * Reads nothing of instances until pools have some.
+   *
+   * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
    */
   constructor(options: PairingOptions) {
     this.#options = options;
@@ -76,7 +75,6 @@ export class Pairing {
     setMaxListeners(0, this.#closing.signal);
   }
 
-  /** Called by pools with all instances of a role after each change. */
   instancesChanged(role: Role, instances: readonly PairedInstance[]): void {
     const entries = this.#entries[role];
     const left = new Set<Instance>(instances);
@@ -115,7 +113,6 @@ export class Pairing {
     for (const entry of this.#all()) if (entry.origin === origin) this.#suspect(entry);
   }
 
-  /** Called by pools when an instance has answered. */
   alive(instance: Instance): void {
     const entry = this.#entryOf(instance);
     if (entry?.stale !== true || entry.reading !== undefined) return;
@@ -191,7 +188,6 @@ export class Pairing {
     return entry.namesake === undefined ? "yes" : "shared";
   }
 
-  /** Resolves when no side channel is being read. */
   async settled(): Promise<void> {
     for (;;) {
       const readings = this.#all().flatMap(({ reading }) =>
@@ -242,7 +238,6 @@ export class Pairing {
     return own.kind.checks.get(partner.kind)?.fits === true;
   }
 
-  /** Whether a prefill and a decode instance that fit are available. */
   hasPair(): boolean {
     return this.#hasPair(({ instance }) => instance.available());
   }
@@ -271,21 +266,18 @@ export class Pairing {
     return facts === undefined ? undefined : kvBytesOf(facts, blockIds);
   }
 
-  /** How an instance is paired. */
   status(instance: Instance): PairingStatus | null {
     this.#update();
     const entry = this.#entryOf(instance);
     return entry?.kind === undefined ? null : pairingStatus(entry, entry.kind);
   }
 
-  /** Ends all readings. */
   close(): void {
     this.#closing.abort(new KvError("KV_REQUEST_ABORTED", "pairing was closed"));
     void this.#sideChannel.close();
     for (const entry of this.#all()) entry.timer?.cancel();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }
@@ -303,7 +295,6 @@ export class Pairing {
     return this.#kinds.of("prefill").some((kind) => hasEntry(kind, is) && fitsAny(kind, is));
   }
 
-  /** Those of a list that are of one of the kinds. */
   #ofKinds<T extends PairedInstance>(instances: readonly T[], kinds: readonly Kind[]): Fitting<T> {
     let known = this.#fitting.get(instances);
     if (known === undefined) {
@@ -394,7 +385,6 @@ export class Pairing {
     this.#isCurrent = false;
   }
 
-  /** Checks what has changed, not all. */
   #update(): void {
     if (this.#isCurrent) return;
     this.#isCurrent = true;
@@ -425,7 +415,6 @@ export class Pairing {
     }
   }
 
-  /** Finds the factors of a hash, so that the one that differs can be named. */
   async #searchFactors(entry: Entry): Promise<void> {
     const { facts } = entry;
     const { signal } = this.#closing;

@@ -11,17 +11,12 @@ import { handshakeTargetRanks } from "@kv/topology";
 
 /** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
 export interface PairToPlan {
-  /** Metadata of the engine that computes the prompt. */
   readonly prefill: AgentMetadata;
-  /** Metadata of the engine that generates. */
   readonly decode: AgentMetadata;
-  /** Tensor-parallel size of the prefill engine. */
   readonly prefillTp: number;
-  /** Tensor-parallel size of the decode engine. */
   readonly decodeTp: number;
   /** KV heads of the model; ignored for MLA. */
   readonly numKvHeads: number;
-  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
   /**
    * Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by
@@ -85,7 +80,9 @@ export function rankGeometry(
 
 /**
  * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is
- * like its rank (0, 0). Errors: those of `buildEngineTransferPlan`.
+ * like its rank (0, 0).
+ *
+ * @throws those of `buildEngineTransferPlan`.
  */
 export function planRanks(
   { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype }: PairToPlan,
@@ -116,11 +113,9 @@ interface VllmSides {
    * One of the engines is vLLM, or both are. Engines of this project push to blocks of any size.
    */
   readonly hasVllm: boolean;
-  /** The decode engine is vLLM. */
   readonly decodeIsVllm: boolean;
   /** The prefill engine is vLLM; in push it checks decode too. */
   readonly prefillIsVllm: boolean;
-  /** What the decode engine answers to `/version`. */
   readonly decodeVersion: string | undefined;
 }
 

@@ -9,27 +9,19 @@ import { type Setting, settingsIn, withoutDefault } from "../settings/settings-t
  * command line has.
  */
 export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
-  /** Its name, such as `kv-proxy`. */
   readonly name: string;
-  /** What it does, for the help. */
   readonly description: string;
   /** `import.meta.url` of a module of its package. */
   readonly module: string;
-  /** The package whose README describes the settings. */
   readonly readme: string;
-  /** The settings of its configuration file. */
   readonly file: File;
-  /** The flags that are no settings. One of them is `--config`. */
   readonly flags: Flags;
 }
 
 /** What a command line gives. */
 export interface Given<File extends z.ZodObject, Flags extends z.ZodObject> {
-  /** The settings of flags. */
   readonly given: z.input<File>;
-  /** The settings of the file of `--config`. */
   readonly inFile: z.input<File>;
-  /** The other flags, with their defaults. */
   readonly flags: z.output<Flags>;
 }
 
@@ -67,9 +59,10 @@ function optionOf(flag: string, { description, heading, type, choices, usual }: 
 }
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`. Errors:
- * `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits with a
- * message for an unknown flag.
+ * Parses the arguments after the program's name, and the file of `--config`.
+ *
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits
+ * with a message for an unknown flag.
  */
 export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObject>(
   program: CommandLine<File, Flags>,
@@ -100,8 +93,9 @@ export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObj
 }
 
 /**
- * Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the
- * file's name.
+ * Reads a configuration file.
+ *
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name.
  */
 export function readConfigFile<File extends z.ZodObject>(
   { file, readme }: Pick<CommandLine<File, z.ZodObject>, "file" | "readme">,

@@ -3,8 +3,9 @@ import type { FleetSettings } from "../settings/fleet-settings.js";
 
 /**
  * The discovery of the setting `discovery.kubernetes`, for `createDiscovery`; undefined where it is
- * not set. Kubernetes is read with a package of its own, which is loaded only here. Errors: those
- * of `kubernetesDiscovery`.
+ * not set. Kubernetes is read with a package of its own, which is loaded only here.
+ *
+ * @throws those of `kubernetesDiscovery`.
  */
 export async function connectKubernetes(
   settings: FleetSettings["discovery"],

@@ -63,8 +63,9 @@ export type FleetFlags = z.output<typeof fleetFlags> & {
 
 /**
  * The settings of `given`, with what `fleetFlags` say of all instances of a role. `urls`: the
- * instances, where other flags name some too. Errors: `KV_CONFIG_INVALID` for lists that do not go
- * together.
+ * instances, where other flags name some too.
+ *
+ * @throws `KV_CONFIG_INVALID` for lists that do not go together.
  */
 export function withFleetFlags<Given extends FleetSettingsInput>(
   given: Given,
@@ -87,7 +88,11 @@ export function withFleetFlags<Given extends FleetSettingsInput>(
   return merged(given, { routing: merged(routing, given.routing ?? {}), prefillers, decoders });
 }
 
-/** Errors: `KV_CONFIG_INVALID` where a role has no instance, and no discovery could find one. */
+/**
+ * Checks that instances of both roles are given.
+ *
+ * @throws `KV_CONFIG_INVALID` where a role has no instance, and no discovery could find one.
+ */
 export function requireInstances({ prefillers, decoders, discovery }: FleetSettingsInput): void {
   for (const [role, list = []] of [
     ["prefill", prefillers],

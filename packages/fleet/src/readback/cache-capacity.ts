@@ -5,7 +5,6 @@ import type { Upstream } from "../upstream/upstream.js";
 
 /** The KV cache of an instance. */
 export interface CacheCapacity {
-  /** Blocks of the cache. */
   readonly blocks: number;
   /** Tokens in a block. */
   readonly blockTokens: number;
@@ -17,7 +16,6 @@ const MAX_METRICS_BYTES = 4 * 1024 * 1024;
 const ASK_AGAIN_MS = 30_000;
 
 interface Reading {
-  /** Undefined until an answer has named it. */
   engineId: string | undefined;
   readonly atMs: number;
   readonly capacity: Promise<CacheCapacity | undefined>;

@@ -3,15 +3,12 @@ import type { KvObject } from "./kv-object.js";
 
 /** An object of a D with what finds it. */
 export interface KeptObject extends KvObject {
-  /** Name of the D. */
   readonly server: string;
-  /** The model of its requests. */
   readonly model: unknown;
   /** `TurnDigests.of` its tokens. */
   readonly digest: string;
   /** `TurnDigests.chunkOf` its tokens. */
   readonly chunk: string;
-  /** Bytes of its blocks; undefined where they are not known. */
   readonly bytes: number | undefined;
 }
 
@@ -19,9 +16,7 @@ export interface KeptObject extends KvObject {
 export interface KeepAnswer {
   /** False: there is no room for it in the budget, and the caller has D free it. */
   readonly kept: boolean;
-  /** Objects that the caller has D free, to make room. */
   readonly release: readonly KeptObject[];
-  /** Objects that the caller has D free, as they have expired. */
   readonly expired: readonly KeptObject[];
 }
 
@@ -36,21 +31,16 @@ export interface FoundLengths {
    * take.
    */
   readonly crowded: readonly string[];
-  /** Objects that the caller has D free, as they have expired. */
   readonly expired: readonly KeptObject[];
 }
 
 /** What is pinned at one D, as JSON for `/status`. */
 export interface PinnedStatus {
-  /** Name of the D. */
   readonly server: string;
-  /** Conversations whose KV it holds. */
   readonly objects: number;
   /** Blocks that it holds for them; those that are being read or freed count too. */
   readonly blocks: number;
-  /** Bytes of these, where they are known. */
   readonly bytes: number;
-  /** The most blocks that conversations may hold there. */
   readonly budget_blocks: number;
 }
 
@@ -140,7 +130,7 @@ export class KeptObjects {
       count += lengths.size;
     }
     const crowded = [...this.#servers]
-      .filter(([, pins]) => pins.isCrowded)
+      .filter(([, pins]) => pins.sum("size") > pins.budget)
       .map(([server]) => server);
     return { tokens, crowded, expired };
   }
@@ -155,7 +145,6 @@ export class KeptObjects {
     return entry?.object;
   }
 
-  /** The tokens of the object that `claim` would give; 0 where there is none. */
   tokensOf(digests: readonly string[]): number {
     return this.#first(digests)?.object.tokens ?? 0;
   }
@@ -168,7 +157,6 @@ export class KeptObjects {
     return undefined;
   }
 
-  /** Takes back a claimed object that nobody can have used. */
   giveBack(object: KvObject): void {
     const entry = this.#entries.get(keyOf(object));
     if (entry?.state === "claimed") this.#move(entry, "kept");
@@ -189,23 +177,21 @@ export class KeptObjects {
     const { server } = entry.object;
     const pins = this.#pinsOf(server);
     pins[entry.state].remove(entry.object);
-    if (pins.isEmpty) this.#servers.delete(server);
+    if (pins.sum("objects") === 0) this.#servers.delete(server);
   }
 
-  /** Takes out all kept objects, which the caller has their D's free. */
   drop(): readonly KeptObject[] {
     const dropped = [...this.#entries.values()].filter(({ state }) => state === "kept");
     for (const entry of dropped) this.#move(entry, "releasing");
     return dropped.map(({ object }) => object);
   }
 
-  /** The present state. */
   status(): readonly PinnedStatus[] {
     return [...this.#servers].map(([server, pins]) => ({
       server,
       objects: pins.kept.objects,
-      blocks: pins.size,
-      bytes: pins.kept.bytes + pins.claimed.bytes + pins.releasing.bytes,
+      blocks: pins.sum("size"),
+      bytes: pins.sum("bytes"),
       budget_blocks: pins.budget,
     }));
   }
@@ -276,16 +262,8 @@ class PinnedBlocks {
   readonly releasing = new BlockCounts();
   budget = 0;
 
-  get size(): number {
-    return this.kept.size + this.claimed.size + this.releasing.size;
-  }
-
-  get isCrowded(): boolean {
-    return this.size > this.budget;
-  }
-
-  get isEmpty(): boolean {
-    return this.kept.objects + this.claimed.objects + this.releasing.objects === 0;
+  sum(of: "size" | "objects" | "bytes"): number {
+    return this.kept[of] + this.claimed[of] + this.releasing[of];
   }
 }
 

@@ -5,17 +5,13 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 export interface KvObject {
   /** The `kv_transfer_params` as D wrote them (JSON text). */
   readonly params: string;
-  /** D's engine. */
   readonly engineId: string;
   /** D's id of the request; no other request of the engine has it. */
   readonly requestId: string;
-  /** How often D has registered its cache. */
   readonly generation: number;
   /** Tokens whose KV D holds, from the first of the prompt. */
   readonly tokens: number;
-  /** The blocks that D keeps for it. */
   readonly blocks: readonly number[];
-  /** D's tensor-parallel size. */
   readonly tpSize: number;
   /**
    * Over so many of D's ranks a block is spread, with decode context parallelism: it has as many
@@ -33,10 +29,11 @@ const MAX_PARAMS_LENGTH = 8 * 1024 * 1024;
 
 /**
  * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM
- * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read. Errors:
- * `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of a kind
- * for which reading back is not proven (several groups of layers, pipeline parallel engines, a
- * context parallel engine of vLLM, no end of the lease).
+ * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read.
+ *
+ * @throws `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of
+ * a kind for which reading back is not proven (several groups of layers, pipeline parallel engines,
+ * a context parallel engine of vLLM, no end of the lease).
  */
 export function readKvObject(params: string): KvObject | undefined {
   if (params.length > MAX_PARAMS_LENGTH) throw unusable(`it has ${params.length} characters`);

@@ -19,7 +19,6 @@ export class TurnDigests {
       this.#chunks.push(digestOf(`chunk ${this.#chunks.at(-1)}`, this.#bytes(end - CHUNK, end)));
   }
 
-  /** How many ids there are. */
   get length(): number {
     return this.#ids.length;
   }
@@ -29,7 +28,6 @@ export class TurnDigests {
     return this.#chunks;
   }
 
-  /** The digest of the last whole chunk in the first `length` ids. */
   chunkOf(length: number): string {
     return this.#chunks[Math.floor(length / CHUNK)] ?? "";
   }

@@ -16,13 +16,10 @@ import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `InstancePool`. */
 export interface InstancePoolOptions extends PooledInstanceOptions {
-  /** The role of all instances of the pool. */
   readonly role: Role;
   /** The instances at the start; more come and go by `add` and `remove`. */
   readonly instances: readonly InstanceSpec[];
-  /** Chooses among the instances that take requests. */
   readonly routing: Routing;
-  /** Draws which requests instances take after their ejection. */
   readonly random: Random;
   /** Called with each instance that is added. @default undefined */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
@@ -32,9 +29,7 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
 
 /** The instances of one role. */
 export class InstancePool {
-  /** The role of all instances of the pool. */
   readonly role: Role;
-  /** Name of the routing strategy. */
   readonly routing: string;
   readonly #routing: Routing;
   readonly #clock: Clock;
@@ -43,15 +38,12 @@ export class InstancePool {
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
   /**
-   * Cache, by a list of candidates. With many instances a search at each request would take longer
-   * than all else.
+   * By a list of instances, until one changes. With many instances a search at each request would
+   * take longer than all else.
    */
-  #available = new WeakMap<readonly PooledInstance[], AvailableInstances>();
+  #known = new WeakMap<readonly PooledInstance[], KnownList>();
 
-  /** Cache, by a list of candidates: that list without one excluded instance. */
-  readonly #remaining = new WeakMap<readonly PooledInstance[], Remaining>();
-
-  /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
+  /** @throws `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
     const { role, routing, clock } = options;
     this.role = role;
@@ -96,9 +88,6 @@ export class InstancePool {
     return isCandidate(chosen) ? chosen : undefined;
   }
 
-  /**
-   * The requests in flight of the least loaded instance that is available; undefined where none is.
-   */
   fewestInFlight(): number | undefined {
     const ready = this.#ready(this.#instances, NONE);
     return ready[0]?.available() === true ? this.#byLoad.fewest(ready) : undefined;
@@ -127,7 +116,6 @@ export class InstancePool {
     return found;
   }
 
-  /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
   visit(
     context: RoutingContext,
     excluding: ReadonlySet<Instance>,
@@ -136,7 +124,6 @@ export class InstancePool {
     return this.choose(context, excluding, partner)?.begin();
   }
 
-  /** As `Routing.cachedTokens`; undefined where the strategy knows nothing of caches. */
   cachedTokens(
     instance: Instance,
     context: RoutingContext,
@@ -145,25 +132,18 @@ export class InstancePool {
     return this.#routing.cachedTokens?.(instance, context, charactersPerToken);
   }
 
-  /** As `Routing.readsTokenIds`. */
   readsTokenIds(): boolean {
     return this.#routing.readsTokenIds?.() ?? false;
   }
 
-  /**
-   * Why no instance of the pool, or none of `among`, is a pair of `partner`; undefined where one
-   * is.
-   */
   pairingRefusal(partner: Partner, among?: readonly Instance[]): string | undefined {
     return this.#options.pairing?.refusal(this.role, partner, among);
   }
 
-  /** How many instances are available. */
   available(): number {
     return this.#instances.filter((instance) => instance.available()).length;
   }
 
-  /** The state of each instance as JSON. */
   status(): InstanceStatus[] {
     const { pairing } = this.#options;
     return this.#instances.map((instance) => ({
@@ -178,14 +158,14 @@ export class InstancePool {
     return this.#instances;
   }
 
-  /** The instance of that name; undefined where the pool has none. */
   find(id: InstanceId): PooledInstance | undefined {
     return this.#byName.get(instanceName(id));
   }
 
   /**
-   * Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when
-   * it is in the pool already.
+   * Adds an instance; one that is draining takes requests again.
+   *
+   * @throws `KV_CONFIG_INVALID` when it is in the pool already.
    */
   add(spec: InstanceSpec): void {
     const known = this.find(spec);
@@ -203,7 +183,7 @@ export class InstancePool {
     const instance = new PooledInstance(this.role, spec, {
       ...this.#options,
       changed: () => {
-        this.#available = new WeakMap();
+        this.#known = new WeakMap();
       },
       loadChanged: (changed) => {
         this.#byLoad.loadChanged(changed);
@@ -218,15 +198,17 @@ export class InstancePool {
 
   /**
    * Sends the instance no further requests, from this call on. Resolves when its visits have ended.
-   * Errors: `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
+   *
+   * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
     await this.#beginDraining(id).idle();
   }
 
   /**
-   * Drains the instance, then forgets it. Errors: `KV_PROXY_NO_INSTANCE` for an instance that is
-   * not in the pool.
+   * Drains the instance, then forgets it.
+   *
+   * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async remove(id: InstanceId): Promise<void> {
     const removed = this.#beginDraining(id);
@@ -239,7 +221,7 @@ export class InstancePool {
   }
 
   #instancesChanged(): void {
-    this.#available = new WeakMap();
+    this.#known = new WeakMap();
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
@@ -278,9 +260,7 @@ export class InstancePool {
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const available = this.#availableOf(instances);
-    const out = [...excluding].filter((instance) => this.#byLoad.has(available, instance));
-    const ready = out.length === 0 ? available : this.#without(available, out);
+    const ready = this.#available(instances, excluding);
     if (ready.length > 0) return ready;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const responsive = left.filter((instance) => instance.available());
@@ -288,29 +268,18 @@ export class InstancePool {
   }
 
   /**
-   * The list without the excluded instances. The same array each time for the same single instance:
-   * strategies keep state by array.
+   * The instances that take requests, without the excluded ones. The same array each time, until an
+   * instance changes, where none or the same one is excluded: strategies keep state by array.
    */
-  #without(
-    list: readonly PooledInstance[],
-    excluded: readonly Instance[],
+  #available(
+    instances: readonly PooledInstance[],
+    excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const only = excluded.length === 1 ? excluded[0] : undefined;
-    const cached = this.#remaining.get(list);
-    if (only !== undefined && cached?.excluded === only) return cached.instances;
-    const all = new Set(excluded);
-    const instances = list.filter((instance) => !all.has(instance));
-    if (only !== undefined) this.#remaining.set(list, { excluded: only, instances });
-    return instances;
-  }
-
-  /** The instances that take requests. The same array as before until an instance changes. */
-  #availableOf(instances: readonly PooledInstance[]): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
-    let known = this.#available.get(instances);
+    let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
-      known = availableOf(instances, nowMs);
-      this.#available.set(instances, known);
+      known = knownList(instances, nowMs);
+      this.#known.set(instances, known);
     }
     const { returning, lists } = known;
     let taking = 0;
@@ -322,35 +291,45 @@ export class InstancePool {
     let list = lists[taking];
     if (list === undefined) {
       const without = new Set(returning.slice(taking));
-      list = partOf(instances, (instance) => instance.available(nowMs) && !without.has(instance));
+      const all = partOf(
+        instances,
+        (instance) => instance.available(nowMs) && !without.has(instance),
+      );
+      list = { all, excluded: undefined, others: all };
       lists[taking] = list;
     }
-    return list;
+    const { all } = list;
+    const [excluded, ...more] = [...excluding].filter((one) => this.#byLoad.has(all, one));
+    if (excluded === undefined) return all;
+    if (more.length > 0) return all.filter((instance) => !excluding.has(instance));
+    if (list.excluded !== excluded) {
+      list.excluded = excluded;
+      list.others = all.filter((instance) => instance !== excluded);
+    }
+    return list.others;
   }
 }
 
-interface Remaining {
-  readonly excluded: Instance;
-  readonly instances: readonly PooledInstance[];
-}
-
-/** The instances of a list that take requests. */
-interface AvailableInstances {
+/** What is known of a list of instances. */
+interface KnownList {
   /**
    * Instances that return from ejection and take only a share of the requests, the largest share
    * first.
    */
   readonly returning: readonly PooledInstance[];
   /**
-   * The instances that may serve a request, by how many of `returning` may serve it. Made on
-   * demand.
+   * The instances that may serve a request, by how many of `returning` may serve it, and those
+   * without the one that was last excluded. Made on demand.
    */
-  readonly lists: (readonly PooledInstance[] | undefined)[];
-  /** Valid until this time, unless an instance changes. */
+  readonly lists: {
+    readonly all: readonly PooledInstance[];
+    excluded: Instance | undefined;
+    others: readonly PooledInstance[];
+  }[];
   readonly untilMs: number;
 }
 
-function availableOf(instances: readonly PooledInstance[], nowMs: number): AvailableInstances {
+function knownList(instances: readonly PooledInstance[], nowMs: number): KnownList {
   let untilMs = Number.POSITIVE_INFINITY;
   const returning: PooledInstance[] = [];
   for (const instance of instances) {

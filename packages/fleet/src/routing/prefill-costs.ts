@@ -8,9 +8,7 @@ import type { InstancePool } from "./instance-pool.js";
 
 /** A prefill leg that has ended with a computed prompt. */
 export interface EndedPrefill {
-  /** The request of the leg. */
   readonly request: GenerationRequest;
-  /** The answer's `usage`. */
   readonly usage: unknown;
   /**
    * Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage.
@@ -21,7 +19,6 @@ export interface EndedPrefill {
    * were none.
    */
   readonly readTokens?: number | undefined;
-  /** How long the leg took. */
   readonly durationMs: number;
   /** No other leg was at the instance when it began. */
   readonly wasAlone: boolean;

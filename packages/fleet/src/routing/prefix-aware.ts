@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import type { Instance } from "../instances/instance.js";
+import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
 import { promptIds, writtenIds } from "../request/generation-request.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
@@ -35,7 +35,6 @@ interface FoundPrefix {
   readonly instance: Instance;
   /** By its KV events; undefined where it publishes none, or the prompt is text. */
   readonly tokens: number | undefined;
-  /** By what went there before. */
   readonly characters: number;
 }
 
@@ -50,65 +49,95 @@ interface Scored {
  * busier than another.
  */
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
-  const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
-  const byLoad = new LeastLoaded();
-  // By the fields of a request, which all copies of a prompt share.
-  const keysOfFields = new WeakMap<object, readonly string[]>();
-  const prefixKeysOf = ({ request }: RoutingContext): readonly string[] => {
-    if (request === undefined) return [];
-    let keys = keysOfFields.get(request.fields);
-    if (keys === undefined) {
-      keys = prefixKeys(request.fields, chunkLength);
-      keysOfFields.set(request.fields, keys);
-    }
-    return keys;
-  };
-  // Instances by prefix, in the order of their last use.
-  const seen = new Map<string, Set<Instance>>();
-  let known: readonly Instance[] = [];
-  // Those that did not report when they were last asked, for instance as their KV events had not
-  // come yet.
-  const silent = new Set<Instance>();
+  return new PrefixAware(options);
+}
 
-  function remembered(keys: readonly string[], candidate: Instance): number {
-    let count = 0;
-    while (count < keys.length && seen.get(keys[count] ?? "")?.has(candidate) === true) count += 1;
-    return count * chunkLength;
-  }
-  function remember(keys: readonly string[], chosen: Instance): void {
-    for (const key of keys) {
-      const there = seen.get(key) ?? new Set();
-      there.add(chosen);
-      seen.delete(key);
-      seen.set(key, there);
-    }
-    if (seen.size <= maxPrefixes) return;
-    // Some at once: a search for the first key passes those that were deleted before it.
-    for (const key of seen.keys()) {
-      if (seen.size <= 0.9 * maxPrefixes) break;
-      seen.delete(key);
-    }
+class PrefixAware implements Routing {
+  readonly name = "prefix-aware";
+  readonly #cached: CachedPrefixes | undefined;
+  readonly #maxImbalance: number;
+  readonly #remembered: RememberedPrefixes;
+  readonly #byLoad = new LeastLoaded();
+  #known: readonly Instance[] = [];
+  /** They did not report when they were last asked: their KV events may not have come yet. */
+  readonly #silent = new Set<Instance>();
+  /** What the last choice had cached before it: `cachedTokens` follows a choice at once. */
+  #last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
+
+  constructor({ cached, maxImbalance = 8, ...options }: PrefixAwareOptions) {
+    this.#cached = cached;
+    this.#maxImbalance = maxImbalance;
+    this.#remembered = new RememberedPrefixes(options, this.#byLoad);
   }
 
-  /** The least loaded of those that got the longest begin of the prompt. */
-  function findRemembered(keys: readonly string[], candidates: readonly Instance[], most: number) {
-    let size = 0;
-    for (let count = keys.length; count > 0; count -= 1) {
-      const holders = seen.get(keys[count - 1] ?? "");
-      // As many as got a longer one: these are the same.
-      if (holders === undefined || holders.size === size) continue;
-      size = holders.size;
-      const [instance] = byLoad.holders(candidates, holders, most, 1);
-      if (instance !== undefined) return { instance, score: count * chunkLength };
+  choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined {
+    const ids = tokensOf(context);
+    const most = this.#byLoad.fewest(candidates) + this.#maxImbalance;
+    const reported = ids === undefined ? undefined : this.#findReported(ids, candidates, most);
+    // Where all that is chosen reports its cache, what was remembered before says nothing.
+    const isReported = this.#remembered.isEmpty || (ids !== undefined && this.#silent.size === 0);
+    const sent = isReported ? undefined : this.#remembered.longest(context, candidates, most);
+    const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
+    if (best !== undefined) this.#byLoad.chosen(best.instance);
+    const chosen = best?.instance ?? this.#byLoad.choose(candidates);
+    if (chosen === undefined) return undefined;
+
+    if (best !== undefined && best === reported) {
+      this.#silent.delete(chosen);
+      const found = { instance: chosen, tokens: reported.score, characters: 0 };
+      this.#last = { context, found };
+      return chosen;
     }
-    return undefined;
+    const found = this.#find(chosen, context);
+    this.#last = { context, found };
+    // What an instance reports need not be remembered.
+    if (found.tokens === undefined) this.#remembered.add(context, chosen);
+    return chosen;
   }
+
+  cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number {
+    const last = this.#last;
+    const isLast = last?.context === context && last.found.instance === instance;
+    const found = isLast ? last.found : this.#find(instance, context);
+    if (found.tokens !== undefined) return found.tokens;
+    // The text of a list of token ids has no fixed number of characters per token.
+    const ids = context.request && writtenIds(context.request)?.slice(0, 1000);
+    const perToken = ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
+    return Math.floor(found.characters / perToken);
+  }
+
+  instancesChanged(instances: readonly Instance[]): void {
+    const left = new Set(instances);
+    const gone = this.#known.filter((instance) => !left.has(instance));
+    this.#known = instances;
+    for (const instance of gone) this.#silent.delete(instance);
+    if (gone.length > 0) this.#remembered.forget(gone);
+    this.#cached?.follow(instances);
+  }
+
+  loadChanged(instance: Instance): void {
+    this.#byLoad.loadChanged(instance);
+  }
+
+  readsTokenIds(): boolean {
+    return this.#cached?.readsTokenIds === true;
+  }
+
+  kvEvents(instance: Instance): KvEventStatus | null {
+    return this.#cached?.status?.(instance) ?? null;
+  }
+
+  close(): void {
+    this.#cached?.close();
+  }
+
   /** The least loaded of those that report to have the longest begin of the prompt. */
-  function findReported(
+  #findReported(
     ids: ArrayLike<number>,
     candidates: readonly Instance[],
     most: number,
   ): Scored | undefined {
+    const cached = this.#cached;
     if (cached === undefined) return undefined;
     let best: Scored | undefined;
     const ask = (instance: Instance) => {
@@ -116,7 +145,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       if (score > (best?.score ?? 0)) best = { instance, score };
     };
     if (cached.holders === undefined) {
-      for (const one of byLoad.inOrder(candidates)) {
+      for (const one of this.#byLoad.inOrder(candidates)) {
         if (one.inFlight > most) break;
         ask(one);
       }
@@ -125,83 +154,103 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     let asked = 0;
     for (const { instances, tokens } of cached.holders(ids)) {
       if ((best?.score ?? 0) >= tokens || asked >= MAX_ASKED) break;
-      const found = byLoad.holders(
-        candidates,
-        instances,
-        most,
-        instances.size <= ALL_ASKED ? ALL_ASKED : 1,
-      );
+      const count = instances.size <= ALL_ASKED ? ALL_ASKED : 1;
+      const found = this.#byLoad.holders(candidates, instances, most, count);
       for (const one of found) ask(one);
       asked += found.length;
     }
     return best;
   }
 
-  function find(instance: Instance, context: RoutingContext): FoundPrefix {
+  #find(instance: Instance, context: RoutingContext): FoundPrefix {
     const ids = tokensOf(context);
-    const tokens = ids === undefined ? undefined : cached?.matchedTokens(instance, ids);
-    if (tokens !== undefined) silent.delete(instance);
-    else if (ids !== undefined) silent.add(instance);
-    const characters = tokens === undefined ? remembered(prefixKeysOf(context), instance) : 0;
+    const tokens = ids === undefined ? undefined : this.#cached?.matchedTokens(instance, ids);
+    if (tokens !== undefined) this.#silent.delete(instance);
+    else if (ids !== undefined) this.#silent.add(instance);
+    const characters = tokens === undefined ? this.#remembered.characters(context, instance) : 0;
     return { instance, tokens, characters };
   }
-  /**
-   * The last choice, and what its instance had cached before it; `cachedTokens` follows a choice at
-   * once.
-   */
-  let last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
+}
 
-  return {
-    name: "prefix-aware",
-    choose(candidates, context) {
-      const ids = tokensOf(context);
-      const most = byLoad.fewest(candidates) + maxImbalance;
-      const reported = ids === undefined ? undefined : findReported(ids, candidates, most);
-      // Where all that is chosen reports its cache, what was remembered before says nothing.
-      const isReported = seen.size === 0 || (ids !== undefined && silent.size === 0);
-      const sent = isReported ? undefined : findRemembered(prefixKeysOf(context), candidates, most);
-      const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
-      if (best !== undefined) byLoad.chosen(best.instance);
-      const chosen = best?.instance ?? byLoad.choose(candidates);
-      if (chosen === undefined) return undefined;
-      if (best !== undefined && best === reported) {
-        silent.delete(chosen);
-        last = { context, found: { instance: chosen, tokens: reported.score, characters: 0 } };
-        return chosen;
-      }
-      const before = find(chosen, context);
-      last = { context, found: before };
-      // What an instance reports need not be remembered.
-      if (before.tokens === undefined) remember(prefixKeysOf(context), chosen);
-      return chosen;
-    },
-    cachedTokens(instance, context, charactersPerToken) {
-      const isLast = last?.context === context && last.found.instance === instance;
-      const found = isLast && last !== undefined ? last.found : find(instance, context);
-      if (found.tokens !== undefined) return found.tokens;
-      // The text of a list of token ids has no fixed number of characters per token.
-      const ids = context.request && writtenIds(context.request)?.slice(0, 1000);
-      const perToken =
-        ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
-      return Math.floor(found.characters / perToken);
-    },
-    instancesChanged(instances) {
-      const left = new Set(instances);
-      const gone = known.filter((instance) => !left.has(instance));
-      known = instances;
-      for (const instance of gone) silent.delete(instance);
-      if (gone.length > 0)
-        for (const [key, holders] of seen) {
-          for (const instance of gone) holders.delete(instance);
-          if (holders.size === 0) seen.delete(key);
-        }
-      cached?.follow(instances);
-    },
-    loadChanged: (instance) => byLoad.loadChanged(instance),
-    readsTokenIds: () => cached?.readsTokenIds === true,
-    kvEvents: (instance) => cached?.status?.(instance) ?? null,
-    close: () => cached?.close(),
-  };
+/** Which instances got which prefixes before. */
+class RememberedPrefixes {
+  readonly #byLoad: LeastLoaded;
+  readonly #chunkLength: number;
+  readonly #max: number;
+  /** By prefix, in the order of their last use. */
+  readonly #holders = new Map<string, Set<Instance>>();
+  /** By the fields of a request, which all copies of a prompt share. */
+  readonly #keys = new WeakMap<object, readonly string[]>();
+
+  constructor(
+    { chunkLength = 256, maxPrefixes = 50_000 }: PrefixAwareOptions,
+    byLoad: LeastLoaded,
+  ) {
+    this.#byLoad = byLoad;
+    this.#chunkLength = chunkLength;
+    this.#max = maxPrefixes;
+  }
+
+  get isEmpty(): boolean {
+    return this.#holders.size === 0;
+  }
+
+  characters(context: RoutingContext, instance: Instance): number {
+    const keys = this.#keysOf(context);
+    const missing = keys.findIndex((key) => this.#holders.get(key)?.has(instance) !== true);
+    return (missing === -1 ? keys.length : missing) * this.#chunkLength;
+  }
+
+  /** The least loaded of those that got the longest begin of the prompt. */
+  longest(
+    context: RoutingContext,
+    candidates: readonly Instance[],
+    most: number,
+  ): Scored | undefined {
+    const keys = this.#keysOf(context);
+    let size = 0;
+    for (let count = keys.length; count > 0; count -= 1) {
+      const holders = this.#holders.get(keys[count - 1] ?? "");
+      // As many as got a longer one: these are the same.
+      if (holders === undefined || holders.size === size) continue;
+      size = holders.size;
+      const [instance] = this.#byLoad.holders(candidates, holders, most, 1);
+      if (instance !== undefined) return { instance, score: count * this.#chunkLength };
+    }
+    return undefined;
+  }
+
+  add(context: RoutingContext, chosen: Instance): void {
+    const all = this.#holders;
+    for (const key of this.#keysOf(context)) {
+      const holders = all.get(key) ?? new Set();
+      all.delete(key);
+      all.set(key, holders.add(chosen));
+    }
+    if (all.size <= this.#max) return;
+    // Some at once: a search for the first key passes those that were deleted before it.
+    for (const key of all.keys()) {
+      if (all.size <= 0.9 * this.#max) break;
+      all.delete(key);
+    }
+  }
+
+  forget(gone: readonly Instance[]): void {
+    for (const [key, holders] of this.#holders) {
+      for (const instance of gone) holders.delete(instance);
+      if (holders.size === 0) this.#holders.delete(key);
+    }
+  }
+
+  #keysOf({ request }: RoutingContext): readonly string[] {
+    if (request === undefined) return [];
+    let keys = this.#keys.get(request.fields);
+    if (keys === undefined) {
+      keys = prefixKeys(request.fields, this.#chunkLength);
+      this.#keys.set(request.fields, keys);
+    }
+    return keys;
+  }
 }
 
 /**

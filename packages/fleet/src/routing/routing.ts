@@ -9,7 +9,6 @@ export interface RoutingContext {
   readonly requestId: string;
   /** The client's request; absent where any instance can answer, as for `/v1/models`. */
   readonly request?: RoutedRequest | undefined;
-  /** The client's HTTP headers, names in lower case. */
   readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
   /**
    * Only these may serve its prefill leg. The first one that is available is chosen, without the
@@ -50,14 +49,12 @@ export interface Routing {
    * instance that publishes none.
    */
   kvEvents?(instance: Instance): KvEventStatus | null;
-  /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
   /**
    * Called after each change of an instance's `inFlight`. Without these calls, strategies look at
    * the load of each candidate.
    */
   loadChanged?(instance: Instance): void;
-  /** Releases the strategy's resources. */
   close?(): void;
 }
 
@@ -150,7 +147,6 @@ export class LeastLoaded {
     for (const order of this.#orders.values()) order.moved(instance);
   }
 
-  /** The requests in flight of the least loaded candidate. */
   fewest(candidates: readonly Instance[]): number {
     const order = this.#orderOf(candidates);
     if (order !== undefined) return order.first?.inFlight ?? Number.POSITIVE_INFINITY;
@@ -159,14 +155,12 @@ export class LeastLoaded {
     return fewest;
   }
 
-  /** The candidates, the least loaded first. */
   inOrder(candidates: readonly Instance[]): Iterable<Instance> {
     return (
       this.#orderOf(candidates) ?? [...candidates].sort((one, other) => this.#compare(one, other))
     );
   }
 
-  /** Whether the instance is one of the candidates. */
   has(candidates: readonly Instance[], instance: Instance): boolean {
     const order = this.#orderOf(candidates);
     if (order !== undefined) return order.has(instance);
@@ -313,7 +307,6 @@ class LoadOrder implements Iterable<Instance> {
     this.#move(place, higher?.load === load ? higher : this.#insert(load, lower, higher));
   }
 
-  /** To the end of its level. */
   moved(instance: Instance): void {
     const place = this.#places.get(instance);
     if (place?.after !== undefined) this.#move(place, place.level);

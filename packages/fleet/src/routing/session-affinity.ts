@@ -36,7 +36,6 @@ export function sessionAffinity(): Routing {
 
 /** Instances on a ring of 32-bit numbers, each at the hash of its name. */
 class Ring {
-  /** In the order of their places. */
   readonly #sorted: readonly Instance[];
   readonly #places: Uint32Array;
   /** By the first bits of a place, the first instance there or behind. */
@@ -65,7 +64,6 @@ class Ring {
     }
   }
 
-  /** The instance that follows one of the session's points most closely. */
   instanceOf(session: number): Instance | undefined {
     const places = this.#places;
     let nearest = 0;

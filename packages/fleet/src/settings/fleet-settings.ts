@@ -163,7 +163,6 @@ const settings = z.object(fleetSettings);
 export interface FleetSettings extends z.output<typeof settings> {
   /** Names of the clients' headers that instances get, beside those that all get. */
   readonly forwardHeaders: readonly string[];
-  /** As `instanceTimes`. */
   readonly timeouts: z.output<typeof times>;
 }
 /** The settings of `Fleet` as a program, a file or a command line gives them. */
@@ -171,8 +170,9 @@ export type FleetSettingsInput = z.input<typeof settings>;
 
 /**
  * Checks settings against a zod schema and fills in defaults. `subject` begins the error's message,
- * and `readme` is where the settings are described. Errors: `KV_CONFIG_UNKNOWN_KEY`,
- * `KV_CONFIG_INVALID`, with the name of each wrong setting.
+ * and `readme` is where the settings are described.
+ *
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
 export function parseSettings<S extends z.ZodType>(
   schema: S,
@@ -192,7 +192,11 @@ export function parseSettings<S extends z.ZodType>(
   );
 }
 
-/** The value of a JSON file. Errors: `KV_CONFIG_INVALID` with the file's name. */
+/**
+ * The value of a JSON file.
+ *
+ * @throws `KV_CONFIG_INVALID` with the file's name.
+ */
 export function readJsonFile(path: string, readFile: (path: string) => string): unknown {
   try {
     return JSON.parse(readFile(path));

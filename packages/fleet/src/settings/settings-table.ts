@@ -4,11 +4,8 @@ import { z } from "zod";
  * What the table of settings has of a setting, or of a flag that is no setting, beside its schema.
  */
 interface About {
-  /** What it sets. */
   readonly description: string;
-  /** Its flag, as commander takes it. */
   readonly flag?: string | undefined;
-  /** The heading of its flag in the help. */
   readonly heading?: string | undefined;
   /** What holds where it is not given, with its unit; undefined: nothing. */
   readonly usual?: string | undefined;
@@ -18,7 +15,6 @@ interface About {
 export interface Setting extends About {
   /** The names that lead to it, such as `["limits", "connections"]`. */
   readonly path: readonly string[];
-  /** The schema of a value. */
   readonly type: z.core.$ZodType;
   /** The values that it, or each element of a list, may have; undefined: others too. */
   readonly choices?: readonly string[] | undefined;

@@ -12,18 +12,14 @@ import {
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
-  /** Prefill legs behind another one at their instance. */
   readonly prefill_waiting: number;
   /** KV that is ready at prefill instances and that no decode instance has read (pull). */
   readonly kv_unread: {
-    /** Parts of requests. */
     readonly count: number;
     /** Bytes, of the instances whose side channel was read. */
     readonly bytes: number | null;
-    /** Age of the oldest, in milliseconds. */
     readonly oldest_ms: number;
   };
-  /** Requests in flight for each available decode instance. */
   readonly decode_in_flight: number | null;
   /** Share of the prompts' tokens of the last minutes that prefill instances had cached. */
   readonly prefix_hit_rate: number | null;
@@ -33,11 +29,8 @@ export interface SignalsStatus {
 
 /** How many prefill instances the present decode instances need. */
 export interface RecommendedInstances {
-  /** Prefill instances. */
   readonly prefill: number;
-  /** Decode instances: those that are available. */
   readonly decode: number;
-  /** The measurement behind it. */
   readonly reason: string;
 }
 
@@ -45,7 +38,6 @@ interface Bucket {
   readonly beganAtMs: number;
   promptTokens: number;
   cachedTokens: number;
-  /** Time that prefill instances computed. */
   workMs: number;
 }
 
@@ -62,9 +54,7 @@ const BUSY = 0.8;
 export interface SignalsOptions {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
-  /** Knows the lengths of blocks. */
   readonly pairing: Pairing | undefined;
-  /** What prompts cost, as far as prefill legs have shown. */
   readonly costs: PrefillCosts;
   readonly clock: Clock;
   readonly metrics: Metrics;
@@ -124,7 +114,6 @@ export class AutoscalingSignals {
     return () => this.#unread.leave(unread);
   }
 
-  /** The present values. */
   status(): SignalsStatus {
     const { prefillers, decoders } = this.#options;
     const loads = (pool: InstancePool) =>
@@ -132,7 +121,6 @@ export class AutoscalingSignals {
     return signalsOf([this.measured()], loads(prefillers), loads(decoders));
   }
 
-  /** What this process has measured. */
   measured(): MeasuredSignals {
     const nowMs = this.#options.clock.now();
     const recent = this.#buckets.filter(({ beganAtMs }) => beganAtMs > nowMs - BUCKETS * BUCKET_MS);
@@ -161,13 +149,9 @@ export class AutoscalingSignals {
  * the same instances add up.
  */
 export interface MeasuredSignals {
-  /** Tokens of prompts. */
   readonly promptTokens: number;
-  /** Tokens of these that prefill instances had cached. */
   readonly cachedTokens: number;
-  /** Time that prefill instances computed, in milliseconds. */
   readonly workMs: number;
-  /** The time that was measured, in milliseconds. */
   readonly windowMs: number;
   /**
    * KV that no decode instance has read: how much of it, of how much the bytes are known, and the
@@ -183,9 +167,7 @@ export interface MeasuredSignals {
 
 /** The load of an instance. */
 export interface InstanceLoad {
-  /** Visits under way. */
   readonly inFlight: number;
-  /** Whether it takes requests. */
   readonly available: boolean;
 }
 

@@ -53,30 +53,25 @@ const BUCKETS_SECONDS = [
   0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 ];
 
+const OUTCOMES = ["sent", "refused", "failed"];
 /**
  * Counters whose labels are known are there from the start: without a first sample of 0,
- * `increase()` misses their first event.
+ * `increase()` misses their first event. By name, their outcomes.
  */
-const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
-  ["kv_proxy_restarts_total"],
-  ["kv_proxy_decode_alone_total"],
-  ["kv_proxy_parts_total"],
-  ["kv_proxy_prompt_tokens_total"],
-  ["kv_proxy_cached_prompt_tokens_total"],
-  ["kv_proxy_expected_cached_prompt_tokens_total"],
-  ...["rendered", "remembered", "unsupported", "failed"].map(
-    (outcome) => ["kv_proxy_rendered_total", { outcome }] as const,
-  ),
-  ...["sent", "refused", "failed"].map(
-    (outcome) => ["kv_proxy_released_total", { outcome }] as const,
-  ),
-  ["kv_proxy_readback_used_total"],
-  ["kv_proxy_readback_tokens_total"],
-  ["kv_proxy_readback_expired_total"],
-  ...["sent", "refused", "failed"].map(
-    (outcome) => ["kv_proxy_readback_released_total", { outcome }] as const,
-  ),
-];
+const FROM_THE_START: Readonly<Record<string, readonly string[] | undefined>> = {
+  kv_proxy_restarts_total: undefined,
+  kv_proxy_decode_alone_total: undefined,
+  kv_proxy_parts_total: undefined,
+  kv_proxy_prompt_tokens_total: undefined,
+  kv_proxy_cached_prompt_tokens_total: undefined,
+  kv_proxy_expected_cached_prompt_tokens_total: undefined,
+  kv_proxy_rendered_total: ["rendered", "remembered", "unsupported", "failed"],
+  kv_proxy_released_total: OUTCOMES,
+  kv_proxy_readback_used_total: undefined,
+  kv_proxy_readback_tokens_total: undefined,
+  kv_proxy_readback_expired_total: undefined,
+  kv_proxy_readback_released_total: OUTCOMES,
+};
 
 /**
  * The state of the instances, by role and server. The label is not `instance`: Prometheus writes
@@ -128,263 +123,228 @@ const INSTANCE_METRICS: readonly (readonly [
   ],
 ];
 
-/** Gauges of instances that are the sum over all workers. */
-const SUMMED: ReadonlySet<string> = new Set(["kv_proxy_instance_in_flight"]);
+/** The signals for autoscalers. */
+const SIGNALS: readonly (readonly [
+  name: string,
+  help: string,
+  value: (signals: SignalsStatus) => number | null | undefined,
+])[] = [
+  [
+    "kv_proxy_prefill_waiting",
+    "Prefill legs behind another one at their instance",
+    (signals) => signals.prefill_waiting,
+  ],
+  [
+    "kv_proxy_kv_unread",
+    "Parts whose KV is ready at a prefill instance and not read yet",
+    (signals) => signals.kv_unread.count,
+  ],
+  [
+    "kv_proxy_kv_unread_bytes",
+    "Bytes of this KV, where lengths of blocks are known",
+    (signals) => signals.kv_unread.bytes,
+  ],
+  [
+    "kv_proxy_kv_unread_oldest_seconds",
+    "Age of the oldest of it",
+    (signals) => signals.kv_unread.oldest_ms / 1000,
+  ],
+  [
+    "kv_proxy_decode_in_flight",
+    "Requests in flight for each available decode instance",
+    (signals) => signals.decode_in_flight,
+  ],
+  [
+    "kv_proxy_prefix_hit_ratio",
+    "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
+    (signals) => signals.prefix_hit_rate,
+  ],
+  [
+    "kv_proxy_recommended_prefill_instances",
+    "Prefill instances that the prompts of the last five minutes need",
+    (signals) => signals.recommended?.prefill,
+  ],
+];
+
+/** What ended turns hold at a decode instance. */
+const PINNED: readonly (readonly [
+  name: string,
+  help: string,
+  member: Exclude<keyof PinnedStatus, "server">,
+])[] = [
+  ["kv_proxy_readback_objects", "Ended turns that further turns can use", "objects"],
+  ["kv_proxy_readback_pinned_blocks", "Blocks that a decode instance holds for them", "blocks"],
+  ["kv_proxy_readback_pinned_bytes", "Bytes of these, where lengths of blocks are known", "bytes"],
+  ["kv_proxy_readback_budget_blocks", "The most blocks that they may hold there", "budget_blocks"],
+];
+
+type CreateMetric<S> = (options: {
+  readonly name: string;
+  readonly help: string;
+  readonly labelNames: string[];
+}) => { labels(labels: Labels): S };
+
+/** Metrics of one kind, which are created with their first sample, and their series. */
+class Series<S> {
+  readonly #metrics = new Map<string, { labels(labels: Labels): S }>();
+  readonly #series = new Map<string, S>();
+  readonly #create: CreateMetric<S>;
+
+  constructor(create: CreateMetric<S>) {
+    this.#create = create;
+  }
+
+  of(name: string, labels: Labels): S {
+    let key = name;
+    for (const label in labels) key += `\n${labels[label]}`;
+    let series = this.#series.get(key);
+    if (series === undefined) {
+      const labelNames = Object.keys(labels);
+      const metric =
+        this.#metrics.get(name) ?? this.#create({ name, help: HELP[name] ?? name, labelNames });
+      this.#metrics.set(name, metric);
+      series = metric.labels(labels);
+      this.#series.set(key, series);
+    }
+    return series;
+  }
+}
 
 /**
  * Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape.
  */
 export class PrometheusMetrics implements Metrics {
   readonly #registry = new Registry();
-  readonly #counters = new Map<string, Counter>();
-  readonly #histograms = new Map<string, Histogram>();
-  /** Counters and histograms with their labels applied, by `seriesKey`. */
-  readonly #counterSeries = new Map<string, Counter.Internal>();
-  readonly #histogramSeries = new Map<string, Histogram.Internal<string>>();
-
+  readonly #counters = new Series(
+    (options) => new Counter({ ...options, registers: [this.#registry] }),
+  );
+  readonly #histograms = new Series(
+    (options) =>
+      new Histogram({ ...options, buckets: BUCKETS_SECONDS, registers: [this.#registry] }),
+  );
   readonly #pools: readonly InstancePool[];
-  /** The state of the instances at this scrape. */
   #instances: readonly LabelledStatus[] = [];
 
   constructor(pools: readonly InstancePool[]) {
     this.#pools = pools;
-    const instances = () => this.#instances;
-    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, instances, metric);
-    addUnpairedGauge(this.#registry, instances);
-    for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
+    for (const metric of INSTANCE_METRICS) this.#addInstanceMetric(metric);
+    // The values that differ are in `/status`: as labels they would make series without end.
+    addGauge(this.#registry, {
+      name: "kv_proxy_instance_unpaired",
+      help: "1 while an instance fits no instance of the other role, by the factor that differs",
+      labelNames: ["role", "server", "rank", "factor"],
+      aggregator: "max",
+      read: () =>
+        this.#instances.flatMap(({ status: { pairing }, labels }) =>
+          pairing?.state === "unpaired"
+            ? pairing.differences.map(({ factor }) => [1, { ...labels, factor }] as const)
+            : [],
+        ),
+    });
+    for (const [name, outcomes] of Object.entries(FROM_THE_START)) {
+      if (outcomes === undefined) this.count(name, 0);
+      else for (const outcome of outcomes) this.count(name, 0, { outcome });
+    }
   }
 
-  /** Adds whether the discovery's last reading succeeded. */
   addDiscovery(discovery: { readonly isCurrent: boolean }): void {
-    new Gauge({
+    addGauge(this.#registry, {
       name: "kv_proxy_discovery_current",
       help: "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
-      registers: [this.#registry],
       aggregator: "min",
-      collect() {
-        this.set(Number(discovery.isCurrent));
-      },
+      read: () => [[Number(discovery.isCurrent)]],
     });
   }
 
-  /** Adds what ended turns hold at decode instances, which is read at each scrape. */
   addPinned(read: () => readonly PinnedStatus[]): void {
     addPinnedGauges(this.#registry, read);
   }
 
-  /** Adds the signals for autoscalers, which are read at each scrape. */
   addSignals(read: () => SignalsStatus): void {
     addSignalGauges(this.#registry, read);
   }
 
-  /** The `content-type` of `text`. */
   get contentType(): string {
     return this.#registry.contentType;
   }
 
-  /** All metrics in Prometheus' text format. */
   text(): Promise<string> {
     this.#readInstances();
     return this.#registry.metrics();
   }
 
-  /** All metrics as JSON, for `WorkerMetrics`. */
   json(): Promise<MetricAsJson[]> {
     this.#readInstances();
     return this.#registry.getMetricsAsJSON();
   }
 
   count(name: string, by = 1, labels: Labels = {}): void {
-    const key = seriesKey(name, labels);
-    let series = this.#counterSeries.get(key);
-    if (series === undefined) {
-      series = this.#counter(name, labels).labels(labels);
-      this.#counterSeries.set(key, series);
-    }
-    series.inc(by);
+    this.#counters.of(name, labels).inc(by);
   }
 
   observe(name: string, value: number, labels: Labels = {}): void {
-    const key = seriesKey(name, labels);
-    let series = this.#histogramSeries.get(key);
-    if (series === undefined) {
-      series = this.#histogram(name, labels).labels(labels);
-      this.#histogramSeries.set(key, series);
-    }
-    series.observe(value);
+    this.#histograms.of(name, labels).observe(value);
   }
 
-  /** Reads the state once for all metrics: it costs more than a sample. */
   #readInstances(): void {
     this.#instances = this.#pools.flatMap((pool) =>
-      pool.status().map((status) => ({ status, labels: labelsOf(pool, status) })),
+      pool.status().map((status) => {
+        const labels: LabelledStatus["labels"] = { role: pool.role, server: status.url };
+        if (status.data_parallel_rank !== null) labels.rank = status.data_parallel_rank;
+        return { status, labels };
+      }),
     );
   }
 
-  #counter(name: string, labels: Labels): Counter {
-    let counter = this.#counters.get(name);
-    if (counter === undefined) {
-      counter = new Counter({ ...this.#options(name), labelNames: Object.keys(labels) });
-      this.#counters.set(name, counter);
-    }
-    return counter;
-  }
-
-  #histogram(name: string, labels: Labels): Histogram {
-    let histogram = this.#histograms.get(name);
-    if (histogram === undefined) {
-      const labelNames = Object.keys(labels);
-      histogram = new Histogram({ ...this.#options(name), labelNames, buckets: BUCKETS_SECONDS });
-      this.#histograms.set(name, histogram);
-    }
-    return histogram;
-  }
-
-  #options(name: string) {
-    return { name, help: HELP[name] ?? name, registers: [this.#registry] };
+  #addInstanceMetric([Metric, name, help, read]: (typeof INSTANCE_METRICS)[number]): void {
+    const metric = new Metric({
+      name,
+      help,
+      labelNames: ["role", "server", "rank"],
+      registers: [this.#registry],
+      aggregator: Metric === Counter || name === "kv_proxy_instance_in_flight" ? "sum" : "min",
+    });
+    const own = metric.get.bind(metric);
+    // The samples of a scrape go past the metric's own table, whose key for each sample is a text
+    // of its labels.
+    metric.get = async () => {
+      const values = this.#instances.flatMap(({ status, labels }) => {
+        const value = read(status);
+        return value === undefined ? [] : [{ value, labels }];
+      });
+      return { ...(await own()), values };
+    };
   }
 }
 
 /** Adds the signals for autoscalers to a registry; `read` is called at each scrape. */
 export function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
-  const gauge = (
-    name: string,
-    help: string,
-    value: (signals: SignalsStatus) => number | null | undefined,
-  ) =>
-    new Gauge({
+  for (const [name, help, signalOf] of SIGNALS)
+    addGauge(registry, {
       name,
       help,
-      registers: [registry],
       // Of workers they are read from what all workers have measured.
       aggregator: "omit",
-      collect() {
-        this.reset();
-        const now = value(read());
-        if (now != null) this.set(now);
-        else this.remove();
+      read() {
+        const value = signalOf(read());
+        return value == null ? [] : [[value]];
       },
     });
-  gauge(
-    "kv_proxy_prefill_waiting",
-    "Prefill legs behind another one at their instance",
-    (signals) => signals.prefill_waiting,
-  );
-  gauge(
-    "kv_proxy_kv_unread",
-    "Parts whose KV is ready at a prefill instance and not read yet",
-    (signals) => signals.kv_unread.count,
-  );
-  gauge(
-    "kv_proxy_kv_unread_bytes",
-    "Bytes of this KV, where lengths of blocks are known",
-    (signals) => signals.kv_unread.bytes,
-  );
-  gauge(
-    "kv_proxy_kv_unread_oldest_seconds",
-    "Age of the oldest of it",
-    (signals) => signals.kv_unread.oldest_ms / 1000,
-  );
-  gauge(
-    "kv_proxy_decode_in_flight",
-    "Requests in flight for each available decode instance",
-    (signals) => signals.decode_in_flight,
-  );
-  gauge(
-    "kv_proxy_prefix_hit_ratio",
-    "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
-    (signals) => signals.prefix_hit_rate,
-  );
-  gauge(
-    "kv_proxy_recommended_prefill_instances",
-    "Prefill instances that the prompts of the last five minutes need",
-    (signals) => signals.recommended?.prefill,
-  );
 }
 
 /**
  * Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape.
  */
 export function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
-  const gauge = (name: string, help: string, member: Exclude<keyof PinnedStatus, "server">) =>
-    new Gauge({
+  for (const [name, help, member] of PINNED)
+    addGauge(registry, {
       name,
       help,
       labelNames: ["server"],
-      registers: [registry],
       // All workers have one store.
       aggregator: "omit",
-      collect() {
-        this.reset();
-        for (const pinned of read()) this.set({ server: pinned.server }, pinned[member]);
-      },
+      read: () => read().map((pinned) => [pinned[member], { server: pinned.server }]),
     });
-  gauge("kv_proxy_readback_objects", "Ended turns that further turns can use", "objects");
-  gauge(
-    "kv_proxy_readback_pinned_blocks",
-    "Blocks that a decode instance holds for them",
-    "blocks",
-  );
-  gauge(
-    "kv_proxy_readback_pinned_bytes",
-    "Bytes of these, where lengths of blocks are known",
-    "bytes",
-  );
-  gauge(
-    "kv_proxy_readback_budget_blocks",
-    "The most blocks that they may hold there",
-    "budget_blocks",
-  );
-}
-
-function addInstanceMetric(
-  registry: Registry,
-  instances: () => readonly LabelledStatus[],
-  [Metric, name, help, value]: (typeof INSTANCE_METRICS)[number],
-): void {
-  const metric = new Metric({
-    name,
-    help,
-    labelNames: ["role", "server", "rank"],
-    registers: [registry],
-    aggregator: SUMMED.has(name) || Metric === Counter ? "sum" : "min",
-  });
-  const own = metric.get.bind(metric);
-  // The samples of a scrape go past the metric's own table, whose key for each sample is a text of
-  // its labels.
-  metric.get = async () => ({ ...(await own()), values: samplesOf(instances(), value) });
-}
-
-function samplesOf(
-  instances: readonly LabelledStatus[],
-  read: (status: InstanceStatus) => number | undefined,
-): MetricValue<string>[] {
-  const samples: MetricValue<string>[] = [];
-  for (const { status, labels } of instances) {
-    const value = read(status);
-    if (value !== undefined) samples.push({ value, labels });
-  }
-  return samples;
-}
-
-/**
- * 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they
- * would make series without end.
- */
-function addUnpairedGauge(registry: Registry, instances: () => readonly LabelledStatus[]): void {
-  new Gauge({
-    name: "kv_proxy_instance_unpaired",
-    help: "1 while an instance fits no instance of the other role, by the factor that differs",
-    labelNames: ["role", "server", "rank", "factor"],
-    registers: [registry],
-    aggregator: "max",
-    collect() {
-      this.reset();
-      for (const { status, labels } of instances())
-        if (status.pairing?.state === "unpaired")
-          for (const { factor } of status.pairing.differences) this.set({ ...labels, factor }, 1);
-    },
-  });
 }
 
 interface LabelledStatus {
@@ -392,17 +352,30 @@ interface LabelledStatus {
   readonly labels: Record<string, string | number>;
 }
 
-function labelsOf({ role }: InstancePool, { url, data_parallel_rank: rank }: InstanceStatus) {
-  const labels: Record<string, string | number> = { role, server: url };
-  if (rank !== null) labels.rank = rank;
-  return labels;
-}
-
-/** The metric's name and the values of its labels. */
-function seriesKey(name: string, labels: Labels): string {
-  let key = name;
-  for (const label in labels) key += `\n${labels[label]}`;
-  return key;
+/** Adds a gauge whose samples are read at each scrape. */
+function addGauge(
+  registry: Registry,
+  {
+    read,
+    ...options
+  }: {
+    readonly name: string;
+    readonly help: string;
+    readonly labelNames?: string[];
+    readonly aggregator: "min" | "max" | "omit";
+    readonly read: () => readonly (readonly [value: number, labels?: LabelledStatus["labels"]])[];
+  },
+): void {
+  new Gauge({
+    ...options,
+    registers: [registry],
+    collect() {
+      this.reset();
+      // `reset` gives a gauge without labels the value 0.
+      this.remove({});
+      for (const [value, labels = {}] of read()) this.set(labels, value);
+    },
+  });
 }
 
 /** Metrics that go to both. */

@@ -11,10 +11,8 @@ const COUNTED: ReadonlySet<string> = new Set(["counter", "histogram"]);
  */
 export class WorkerMetrics {
   readonly #last = new Map<number, readonly MetricAsJson[]>();
-  /** The counters and histograms of workers that have ended. */
   readonly #ended: (readonly MetricAsJson[])[] = [];
 
-  /** Takes what `PrometheusMetrics.json` of a worker has given. */
   reported(worker: number, metrics: readonly MetricAsJson[]): void {
     this.#last.set(worker, metrics);
   }
@@ -43,7 +41,6 @@ export class WorkerMetrics {
     return registry.metrics();
   }
 
-  /** The `content-type` of `text`. */
   get contentType(): string {
     return Registry.PROMETHEUS_CONTENT_TYPE;
   }

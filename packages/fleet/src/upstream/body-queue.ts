@@ -6,9 +6,7 @@ interface Sender {
 
 /** The first bytes of a body. */
 export interface LimitedBody {
-  /** The begin of the body, or all of it. */
   readonly bytes: Buffer;
-  /** Whether `bytes` is all of the body. */
   readonly complete: boolean;
 }
 
@@ -87,7 +85,6 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     });
   }
 
-  /** Adds a chunk that has come. */
   push(chunk: Uint8Array, sender: Sender): void {
     const resolve = this.#resolve;
     if (resolve !== undefined) {
@@ -103,14 +100,12 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     }
   }
 
-  /** Ends the body. */
   end(): void {
     this.#ended = true;
     this.#resolve?.(DONE);
     this.#resolve = undefined;
   }
 
-  /** Ends the body with an error. */
   fail(error: Error): void {
     this.#failure = error;
     if (this.#resolve !== undefined) this.#reject?.(error);

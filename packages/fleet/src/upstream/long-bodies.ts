@@ -10,7 +10,6 @@ const MOST_READY_PIECES = 4;
 export class LongBodies {
   readonly #turns: YieldingQueue;
 
-  /** `clock` measures what sending takes. */
   constructor(clock: Clock) {
     this.#turns = new YieldingQueue({ clock });
   }

@@ -14,11 +14,8 @@ export interface PromptRendererOptions {
    * nothing.
    */
   readonly renderers: InstancePool;
-  /** Sends the requests. */
   readonly upstream: Upstream;
-  /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
-  /** Clock, randomness, log and metrics. */
   readonly ambient: Ambient;
 }
 
@@ -55,10 +52,8 @@ const NOT_OF_THE_PROMPT = new Set(
  */
 export class PromptRenderer {
   readonly #options: PromptRendererOptions;
-  /** In the order of last use. */
   readonly #known = new Map<string, Int32Array | Promise<Int32Array | undefined>>();
   #bytes = 0;
-  /** Until when an instance is not asked. */
   readonly #without = new WeakMap<Instance, number>();
   #turn = 0;
   #warnedAtMs = Number.NEGATIVE_INFINITY;
@@ -110,7 +105,6 @@ export class PromptRenderer {
     }
   }
 
-  /** Each instance that may have the route in turn. */
   #instance(): Instance | undefined {
     const { renderers, ambient } = this.#options;
     const nowMs = ambient.clock.now();

@@ -13,17 +13,12 @@ export type AnswerHeaders = Readonly<Record<string, string | string[] | undefine
 
 /** An HTTP request to an instance. */
 export interface UpstreamRequest {
-  /** For error messages. */
   readonly role: Role;
-  /** The instance's base URL. */
   readonly url: string;
-  /** The HTTP method. */
   readonly method: "GET" | "POST";
-  /** Appended to the URL. */
   readonly path: string;
   /** Names in lower case. */
   readonly headers: Readonly<Record<string, string | string[]>>;
-  /** Text is sent as UTF-8. */
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
   readonly abort: LazyAbort;
@@ -35,7 +30,6 @@ export interface UpstreamRequest {
 
 /** The head of an instance's answer, and its body as it arrives. */
 export interface UpstreamAnswer {
-  /** The HTTP status. */
   readonly status: number;
   /** Names in lower case. */
   readonly headers: AnswerHeaders;
@@ -47,7 +41,6 @@ export interface UpstreamAnswer {
 
 /** What an `Upstream` is made of. */
 export interface UpstreamOptions extends ConnectionPoolOptions {
-  /** Measures what it takes to send long bodies. */
   readonly clock: Clock;
 }
 
@@ -57,19 +50,18 @@ export interface UpstreamOptions extends ConnectionPoolOptions {
  */
 export class Upstream {
   readonly #connections: ConnectionPool;
-  /** Those that are being sent. */
   readonly longBodies: LongBodies;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
-  /** Opens connections with the first requests. */
   constructor({ clock, ...options }: UpstreamOptions) {
     this.#connections = new ConnectionPool(options);
     this.longBodies = new LongBodies(clock);
   }
 
   /**
-   * Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage`
-   * in `details.stage`.
+   * Resolves with the head of the answer.
+   *
+   * @throws `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`.
    */
   send(request: UpstreamRequest): Promise<UpstreamAnswer> {
     return new Promise((resolve, reject) => {
@@ -95,12 +87,10 @@ export class Upstream {
     });
   }
 
-  /** Closes all connections. */
   close(): Promise<void> {
     return this.#connections.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -122,7 +112,6 @@ class Call implements Dispatcher.DispatchHandler {
   readonly #resolve: (answer: UpstreamAnswer) => void;
   readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
-  /** Whether its connection was kept from an earlier request. */
   isKept = false;
   #controller: Dispatcher.DispatchController | undefined = undefined;
   #stage: BrokenStage = "connect";
@@ -238,7 +227,6 @@ const MOST_IDLE = 256;
 
 /** What `ConnectionPool` is made of. */
 export interface ConnectionPoolOptions {
-  /** The time to open a connection, in ms. */
   readonly connectMs: number;
   /** Called with the origin of an instance that has closed a kept connection. */
   readonly onClosed?: ((origin: string) => void) | undefined;
@@ -255,7 +243,6 @@ export class ConnectionPool {
   readonly #onClosed: ConnectionPoolOptions["onClosed"];
   readonly #clients = new Set<Client>();
   #closed = false;
-  /** By origin, the one that has been idle longest first. */
   readonly #idle = new Map<string, Client[]>();
 
   constructor({ connectMs, onClosed }: ConnectionPoolOptions) {

@@ -20,7 +20,6 @@ export interface CompatibilityFactors {
   readonly head_size: number;
   /** Layers of the whole model. */
   readonly num_hidden_layers: number;
-  /** The attention backend, such as "FLASH_ATTN". */
   readonly attn_backend_name: string;
   /** `cache_dtype` of vLLM's cache config, such as "auto" or "fp8". */
   readonly cache_dtype: string;

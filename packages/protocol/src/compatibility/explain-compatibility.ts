@@ -35,7 +35,6 @@ export interface CompatibilityExplanation {
   readonly differences: readonly FactorDifference[];
   /** Number of hashes that were compared with the peer's. */
   readonly tried: number;
-  /** One sentence for an error message. */
   readonly text: string;
 }
 
@@ -43,7 +42,7 @@ export interface CompatibilityExplanation {
  * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only
  * the hash: then our factors as each described release of vLLM would have them are tried, and
  * changes of one, two and three factors, from `candidates` first and from common values after them;
- * at most 4,000 combinations. Throws nothing.
+ * at most 4,000 combinations.
  */
 export function explainCompatibility(
   ours: Factors,
@@ -169,7 +168,6 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
   return [false, true].map((value) => ({ ...factors, cross_layers_blocks: value }));
 }
 
-/** The values to try for each factor. */
 type Options = readonly { readonly factor: string; readonly values: readonly unknown[] }[];
 
 /**

@@ -10,7 +10,6 @@ import { sha256Hex } from "./compatibility-hash.js";
 import { modelForms, PROPOSED_FACTORS, speculativeForms } from "./factor-candidates.js";
 import { pythonJson } from "./python-json.js";
 
-/** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
 /** The factors of a hash, by vLLM's names; undefined when they are unknown. */
@@ -20,7 +19,6 @@ export type Factors = Readonly<Record<string, unknown>> | undefined;
 export interface HashClues {
   /** The server's version, such as "0.33.0"; undefined tries those of vLLM 0.32 and 0.33. */
   readonly vllmVersion: string | undefined;
-  /** Names of the model. */
   readonly models: readonly string[];
   /** The metadata of rank (0, 0). */
   readonly metadata: AgentMetadata;
@@ -29,7 +27,6 @@ export interface HashClues {
    * that is not known.
    */
   readonly versions?: readonly VllmVersion[] | undefined;
-  /** Tensor-parallel size of the engine. */
   readonly tpSize: number;
   /** `cache_dtype` of the engine's cache config, where it is known. */
   readonly cacheDtype: string | undefined;
@@ -47,14 +44,12 @@ export interface HashClues {
 export interface HashSearch {
   /** The factors that have the hash; undefined when no tried combination has it. */
   readonly factors: Factors;
-  /** Combinations that were tried. */
   readonly tried: number;
 }
 
 /** Takes about a second on one core. */
 const MAX_TRIED = 60_000;
 const SHAPE_FACTORS = ["num_kv_heads", "head_size", "num_hidden_layers", "dtype", "cache_dtype"];
-/** Combinations that are tried in one step. */
 const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
 /** The latent vectors of DeepSeek models. */

@@ -1,7 +1,6 @@
 /**
  * Formats a peer's value for an error message. The value may be of any type and size: megabytes
- * long, cyclic, a bigint, or an object with a key named `toString`; the text stays short. Throws
- * nothing.
+ * long, cyclic, a bigint, or an object with a key named `toString`; the text stays short.
  */
 export function formatValue(value: unknown): string {
   if (value === undefined) return "missing";

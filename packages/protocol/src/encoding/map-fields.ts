@@ -39,14 +39,13 @@ export class MapFields {
   readonly #options: MapFieldsOptions;
   readonly #read = new Set<string>();
 
-  /** Errors: `malformedCode` when `value` is not a map. */
+  /** @throws `malformedCode` when `value` is not a map. */
   constructor(value: unknown, options: MapFieldsOptions) {
     this.#options = options;
     if (!isMap(value)) throw this.malformed("the message", "a map", value);
     this.#fields = value;
   }
 
-  /** The field's value, unchecked; undefined when the map has no such key of its own. */
   raw(name: string): unknown {
     this.#read.add(name);
     return Object.hasOwn(this.#fields, name) ? this.#fields[name] : undefined;
@@ -75,7 +74,6 @@ export class MapFields {
     return found;
   }
 
-  /** As `integer`; undefined when the field is absent or null. */
   optionalInteger(name: string, range: { min?: number; max?: number } = {}): number | undefined {
     const found = this.raw(name);
     return found === undefined || found === null ? undefined : this.integer(name, range);
@@ -99,7 +97,6 @@ export class MapFields {
     });
   }
 
-  /** A list of strings; undefined when the field is absent or null. */
   strings(name: string): readonly string[] | undefined {
     return this.#list(name)?.map((item, i) =>
       this.#string(item, `${name}[${i}]`, 0, MAX_STRING_LENGTH),
@@ -143,7 +140,6 @@ export class MapFields {
     );
   }
 
-  /** The error for a field of the wrong form. */
   malformed(name: string, wanted: string, found: unknown): KvError {
     return malformed(this.#options.what, name, wanted, found, this.#options.malformedCode);
   }

@@ -6,7 +6,6 @@ import { Encoder, ExtensionCodec } from "@msgpack/msgpack";
 export interface MsgpackLimits {
   /** Length of the whole message in bytes. */
   readonly maxBytes: number;
-  /** Levels of nested lists and maps. */
   readonly maxDepth: number;
   /** Elements of one list, or entries of one map. */
   readonly maxItems: number;
@@ -44,10 +43,7 @@ export const MSGPACK_LIMITS: MsgpackLimits = {
  * msgspec refuses an integer there.
  */
 export class Float64 {
-  constructor(
-    /** The number. */
-    readonly value: number,
-  ) {}
+  constructor(readonly value: number) {}
 }
 
 /**
@@ -69,7 +65,9 @@ const encoder = new Encoder({ useBigInt64: false, extensionCodec: plainDataOnly 
  * Encodes a value to the same bytes as Python's msgspec: the shortest form of each integer (uint64
  * above 2^32), `bin` for bytes, `str` for strings, map entries in insertion order. A `Float64` is
  * allowed at the top level only. Integers must be safe integers; beyond 2^53 they would be written
- * as floats. Errors: `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
+ * as floats.
+ *
+ * @throws `KV_INTERNAL` for a `Float64`, Map, Set or Date inside the value.
  */
 export function encodeMsgpack(value: unknown): Uint8Array {
   if (value instanceof Float64) {
@@ -84,10 +82,11 @@ export function encodeMsgpack(value: unknown): Uint8Array {
 /**
  * Decodes one whole message. Integers and floats both become numbers, so a whole float equals the
  * integer. Bytes are copied: a view would keep the whole message alive and would change when its
- * buffer is reused. `what` names the message in errors. Errors: `KV_WIRE_LIMIT_EXCEEDED`;
- * `KV_WIRE_MALFORMED` with the byte offset for anything but one msgpack value up to the last byte,
- * for integers beyond 2^53, extension types, map keys that are not strings or are `__proto__`, and
- * strings that are not UTF-8.
+ * buffer is reused. `what` names the message in errors.
+ *
+ * @throws `KV_WIRE_LIMIT_EXCEEDED`; `KV_WIRE_MALFORMED` with the byte offset for anything but one
+ * msgpack value up to the last byte, for integers beyond 2^53, extension types, map keys that are
+ * not strings or are `__proto__`, and strings that are not UTF-8.
  */
 export function decodeMsgpack(
   bytes: Uint8Array,
@@ -116,9 +115,7 @@ const LONG_LIST = 1000;
 interface Container {
   readonly value: unknown[] | Record<string, unknown>;
   key: string | undefined;
-  /** Elements or entries in all. */
   readonly items: number;
-  /** Values still to come, keys included. */
   left: number;
 }
 

@@ -11,7 +11,6 @@ const MAX_REGIONS = 100_000;
  * fields are kept in `rest`, so that decoding and encoding give the same bytes.
  */
 export interface AgentMetadata {
-  /** The engine's id, unique per start. */
   readonly engineId: string;
   /** The transport's own encoding of the agent: the argument of `Agent.addRemote`. */
   readonly agentMetadata: Uint8Array;
@@ -27,14 +26,12 @@ export interface AgentMetadata {
   readonly blockStridesBytes: readonly number[];
   /** Order of dimensions in a region; vLLM's names. */
   readonly kvCacheLayout: KvCacheLayout;
-  /** Tokens per kernel block. */
   readonly blockSize: number;
   /**
    * Bytes of the convolution state and of the recurrent state of one block; `[0, 0]` without
    * state-space layers.
    */
   readonly ssmSizes: readonly number[];
-  /** vLLM's attention backend, such as "FLASH_ATTN". */
   readonly attentionBackend: string;
   /** Kernel blocks per logical block (vLLM: `physical_blocks_per_logical_kv_block`). */
   readonly physicalBlocksPerLogical: number;
@@ -49,9 +46,7 @@ export interface AgentMetadata {
   readonly regionNames?: readonly string[] | undefined;
   /** Memory type of each region. Connector version 11 and later. */
   readonly regionMemoryTypes?: readonly MemoryType[] | undefined;
-  /** Decode-context-parallel ranks of the engine. */
   readonly dcpSize: number;
-  /** Prefill-context-parallel ranks of the engine. */
   readonly pcpSize: number;
   /**
    * vLLM's `ple_block_len`, in bytes; null where the model has no such cache. Connector version 15.
@@ -73,7 +68,9 @@ export interface AgentMetadata {
 
 /**
  * Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec
- * does. Errors: `KV_INTERNAL` as `encodeMsgpack`.
+ * does.
+ *
+ * @throws `KV_INTERNAL` as `encodeMsgpack`.
  */
 export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
   return encodeMsgpack({
@@ -103,9 +100,10 @@ export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
 }
 
 /**
- * Decodes and validates a rank's metadata. Errors: `KV_WIRE_MALFORMED` naming the field and its
- * value, also where a per-region list has another length than `kv_caches_base_addr`;
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Decodes and validates a rank's metadata.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field and its value, also where a per-region list has
+ * another length than `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
   const what = "agent metadata";

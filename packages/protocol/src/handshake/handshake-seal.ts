@@ -17,8 +17,9 @@ const DOMAIN = "kv-handshake-1";
 
 /**
  * Adds a seal to an encoded payload: the length of the metadata, and the SHA-256 of the payload and
- * of the rank that it is for. vLLM ignores the seal. An existing seal is replaced. Errors: those of
- * `decodeHandshakePayload`.
+ * of the rank that it is for. vLLM ignores the seal. An existing seal is replaced.
+ *
+ * @throws those of `decodeHandshakePayload`.
  */
 export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest): Uint8Array {
   const decoded = decodeHandshakePayload(payload);
@@ -31,7 +32,9 @@ export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest): Uint
 /**
  * Checks a payload's seal. Refused is a payload that was damaged on its way or sealed for another
  * rank. A plain vLLM peer, which has no seal, passes. Whether the peer is to be trusted is a matter
- * of the side channel. Errors: `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
+ * of the side channel.
+ *
+ * @throws `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
  */
 export function checkHandshakeSeal(payload: HandshakePayload, rank: HandshakeRequest): void {
   if (payload.extension === undefined) return;

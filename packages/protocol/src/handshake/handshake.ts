@@ -18,9 +18,7 @@ const REFUSAL_KEY = "kv_refusal";
 
 /** The rank whose metadata a peer asks for. */
 export interface HandshakeRequest {
-  /** Pipeline-parallel rank, from 0. */
   readonly ppRank: number;
-  /** Tensor-parallel rank, from 0. */
   readonly tpRank: number;
 }
 
@@ -47,7 +45,6 @@ export interface HandshakePayload {
 
 /** Both frames of a handshake reply. */
 export interface HandshakeReply {
-  /** The first frame. */
   readonly payload: HandshakePayload;
   /**
    * The listener's `time.perf_counter()` at the answer, in seconds; undefined from connector
@@ -56,12 +53,16 @@ export interface HandshakeReply {
   readonly clockSeconds: number | undefined;
 }
 
-/** Encodes the request's one frame. Throws nothing. */
+/** Encodes the request's one frame. */
 export function encodeHandshakeRequest(request: HandshakeRequest): Uint8Array {
   return encodeMsgpack([MARKER, request.ppRank, request.tpRank]);
 }
 
-/** Decodes a request's frames. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Decodes a request's frames.
+ *
+ * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodeHandshakeRequest(frames: readonly Uint8Array[]): HandshakeRequest {
   const what = "handshake request";
   const [frame] = frames;
@@ -77,7 +78,11 @@ export function decodeHandshakeRequest(frames: readonly Uint8Array[]): Handshake
   return { ppRank: rank(ppRank, "pp_rank", what), tpRank: rank(tpRank, "tp_rank", what) };
 }
 
-/** Encodes the reply's first frame. Errors: `KV_INTERNAL` as `encodeMsgpack`. */
+/**
+ * Encodes the reply's first frame.
+ *
+ * @throws `KV_INTERNAL` as `encodeMsgpack`.
+ */
 export function encodeHandshakePayload(payload: HandshakePayload): Uint8Array {
   return encodeMsgpack({
     compatibility_hash: payload.compatibilityHash,
@@ -88,8 +93,9 @@ export function encodeHandshakePayload(payload: HandshakePayload): Uint8Array {
 }
 
 /**
- * Decodes the reply's first frame. Errors: `KV_WIRE_MALFORMED` naming the field,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Decodes the reply's first frame.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeHandshakePayload(bytes: Uint8Array): HandshakePayload {
   const what = "handshake reply";
@@ -108,7 +114,7 @@ export function decodeHandshakePayload(bytes: Uint8Array): HandshakePayload {
 
 /**
  * The two frames of a reply. Read `clockSeconds` as late as possible: the initiator estimates the
- * clock offset from it. Throws nothing.
+ * clock offset from it.
  */
 export function encodeHandshakeReply(
   payloadBytes: Uint8Array,
@@ -117,7 +123,11 @@ export function encodeHandshakeReply(
   return [payloadBytes, encodeMsgpack(new Float64(clockSeconds))];
 }
 
-/** Decodes both frames of a reply. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+/**
+ * Decodes both frames of a reply.
+ *
+ * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ */
 export function decodeHandshakeReply(frames: readonly Uint8Array[]): HandshakeReply {
   const [first, second] = frames;
   if (first === undefined || frames.length > 2) {
@@ -135,14 +145,13 @@ export function decodeHandshakeReply(frames: readonly Uint8Array[]): HandshakeRe
 /**
  * A refusal: one frame instead of a reply's two. vLLM's client treats a one-frame reply as a failed
  * handshake at once. Without any reply it would wait for its timeout, and vLLM's own listener stops
- * for good on a request that it cannot answer. The reason is cut to 1,000 characters. Throws
- * nothing.
+ * for good on a request that it cannot answer. The reason is cut to 1,000 characters.
  */
 export function encodeHandshakeRefusal(reason: string): Uint8Array {
   return encodeMsgpack({ [REFUSAL_KEY]: reason.slice(0, 1000) });
 }
 
-/** The reason when the frames are a refusal; undefined otherwise. Throws nothing. */
+/** The reason when the frames are a refusal; undefined otherwise. */
 export function decodeHandshakeRefusal(frames: readonly Uint8Array[]): string | undefined {
   const [frame] = frames;
   if (frames.length !== 1 || frame === undefined || frame.byteLength > REFUSAL_LIMITS.maxBytes)

@@ -11,7 +11,6 @@ import { isDigest } from "../transfer-params/prompt-digest.js";
  * stop.
  */
 export interface LeaseQuery {
-  /** The engine that D read from. */
   readonly engineId: string;
   /** P's id of the request, as in `remote_request_id`. */
   readonly requestId: string;
@@ -36,7 +35,6 @@ export interface LeaseQuery {
 
 /** The start of a prompt. */
 export interface PromptPrefix {
-  /** Tokens from the start. */
   readonly numTokens: number;
   /** Of these tokens, see `promptDigest`. */
   readonly digest: string;
@@ -64,7 +62,7 @@ const KIND = "lease_check";
 const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 2, maxItems: 16 };
 const MAX_ID_LENGTH = 1024;
 
-/** Encodes the query's one frame. Throws nothing. */
+/** Encodes the query's one frame. */
 export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
   const { engineId, requestId, generation, capability, blocks, prompt } = query;
   return encodeMsgpack({
@@ -82,7 +80,7 @@ export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
 
 /**
  * Undefined for anything but a well-formed query: the side channel also gets handshakes and
- * arbitrary bytes. Throws nothing.
+ * arbitrary bytes.
  */
 export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
   const map = decodeMap(frames);
@@ -103,7 +101,7 @@ export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | un
   };
 }
 
-/** Encodes the reply's one frame. Throws nothing. */
+/** Encodes the reply's one frame. */
 export function encodeLeaseReply({
   incarnation,
   held,
@@ -121,7 +119,7 @@ export function encodeLeaseReply({
   });
 }
 
-/** Undefined for anything but a well-formed reply. Throws nothing. */
+/** Undefined for anything but a well-formed reply. */
 export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean")

@@ -41,7 +41,6 @@ export type KvNotification =
    * Push: P has written (vLLM: the same form).
    */
   | {
-      /** Distinguishes the notifications. */
       readonly kind: "done";
       /** The id that the receiver of the notification knows the request by. */
       readonly requestId: string;
@@ -51,7 +50,6 @@ export type KvNotification =
   /** D extends the leases of these requests (vLLM: `"HB:id1,id2"`). */
   | {
       readonly kind: "heartbeat";
-      /** P's ids of the requests. */
       readonly requestIds: readonly string[];
     }
   /**
@@ -60,7 +58,6 @@ export type KvNotification =
    */
   | {
       readonly kind: "push-registration";
-      /** The map as received. */
       readonly registration: Readonly<Record<string, unknown>>;
     }
   /**
@@ -77,11 +74,9 @@ export type KvNotification =
   /** A message between `@kv` peers. */
   | {
       readonly kind: "extension";
-      /** The message as received. */
       readonly message: ExtensionMessage;
     };
 
-/** UTF-8 bytes of a string. */
 const toBytes = (text: string) => new TextEncoder().encode(text);
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true });
 
@@ -101,8 +96,9 @@ export function isWireSafeRequestId(requestId: string): boolean {
 }
 
 /**
- * Encodes a notification. Ids must satisfy `isWireSafeRequestId`. Errors: `KV_INTERNAL` as
- * `encodeMsgpack`.
+ * Encodes a notification. Ids must satisfy `isWireSafeRequestId`.
+ *
+ * @throws `KV_INTERNAL` as `encodeMsgpack`.
  */
 export function encodeNotification(notification: KvNotification): Uint8Array {
   switch (notification.kind) {
@@ -120,8 +116,10 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
 }
 
 /**
- * Decodes a peer's notification. Errors: `KV_WIRE_MALFORMED` with the first bytes in hex when it
- * has none of the known forms; `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
+ * Decodes a peer's notification.
+ *
+ * @throws `KV_WIRE_MALFORMED` with the first bytes in hex when it has none of the known forms;
+ * `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
  */
 export function decodeNotification(payload: Uint8Array): KvNotification {
   return atOnce(decodeNotificationInSteps(payload));

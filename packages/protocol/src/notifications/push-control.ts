@@ -31,7 +31,7 @@ const MAX_ID_LENGTH = 1024;
 
 /**
  * Encodes a `PUSH_REG:` notification. With `extended` it carries the extension; only `@kv` peers
- * read it. Throws nothing.
+ * read it.
  */
 export function encodeRegistration(
   request: RegistrationRequest,
@@ -44,7 +44,7 @@ export function encodeRegistration(
 
 /**
  * Encodes a notification that withdraws a registration. Only for peers with the feature
- * `PUSH_CONTROL`. Throws nothing.
+ * `PUSH_CONTROL`.
  */
 export function encodeWithdrawal(request: RegistrationRequest, registrant: Registrant): Uint8Array {
   const registration = registrationMap({ ...request, localBlockIds: [] }, registrant, true);
@@ -53,7 +53,6 @@ export function encodeWithdrawal(request: RegistrationRequest, registrant: Regis
 
 /**
  * Encodes P's answer that a registration has ended. Only for peers with the feature `PUSH_CONTROL`.
- * Throws nothing.
  */
 export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
   const { wireId, incarnation, generation, secret, code, message } = ended;
@@ -71,10 +70,7 @@ export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
   });
 }
 
-/**
- * Encodes P's notice that it has written. Only for a registration with the extension. Throws
- * nothing.
- */
+/** Encodes P's notice that it has written. Only for a registration with the extension. */
 export function encodeRegistrationWritten({
   wireId,
   readers,
@@ -143,8 +139,9 @@ function extensionMap(
 
 /**
  * Reads the map of a `push-registration` notification with its extension. `mayBeEmpty` accepts a
- * registration without blocks. Errors: `KV_WIRE_MALFORMED` naming the field,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * registration without blocks.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeRegistration(
   map: Readonly<Record<string, unknown>>,
@@ -191,27 +188,24 @@ export function decodeRegistration(
 export type PushControlMessage =
   /** D withdraws a registration. */
   | {
-      /** Distinguishes the messages. */
       readonly kind: "withdrawal";
-      /** The registration, without blocks. */
       readonly registration: Registration;
     }
   /** P answers that it does not write. */
   | {
       readonly kind: "ended";
-      /** P's answer. */
       readonly ended: RegistrationEnded;
     }
   /** P answers that it has written. */
   | {
       readonly kind: "written";
-      /** P's answer. */
       readonly written: RegistrationWritten;
     };
 
 /**
- * Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Undefined for a `type` of another extension.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodePushControl(message: ExtensionMessage): PushControlMessage | undefined {
   const { type, ...rest } = message;

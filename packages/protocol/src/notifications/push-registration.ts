@@ -10,27 +10,17 @@ const MAX_GROUPS = 1024;
  * (push_scheduler.py).
  */
 export interface PushRegistration {
-  /** D's own id of the request. */
   readonly requestId: string;
-  /** D's engine id. */
   readonly decodeEngineId: string;
-  /** Where D answers handshakes. */
   readonly decodeHost: string;
-  /** Port of D's side channel. */
   readonly decodePort: number;
-  /** D's tensor-parallel size. */
   readonly decodeTpSize: number;
   /** Logical block ids per KV cache group, which P writes into. */
   readonly localBlockIds: BlockIds;
-  /** Engine id of the P that is to write. */
   readonly remoteEngineId: string;
-  /** Host of P's side channel. */
   readonly remoteHost: string;
-  /** Port of P's side channel. */
   readonly remotePort: number;
-  /** P's tensor-parallel size. */
   readonly remoteTpSize: number;
-  /** P's pipeline-parallel size. */
   readonly remotePpSize: number;
   /** `transfer_id` of D's parameters, which vLLM 0.33 does not send; undefined when absent. */
   readonly transferId?: string | undefined;
@@ -38,9 +28,7 @@ export interface PushRegistration {
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
-/**
- * The map of a `push-registration` notification, with vLLM's keys in vLLM's order. Throws nothing.
- */
+/** The map of a `push-registration` notification, with vLLM's keys in vLLM's order. */
 export function encodePushRegistration(
   registration: PushRegistration,
 ): Readonly<Record<string, unknown>> {
@@ -72,7 +60,9 @@ export interface DecodePushRegistrationOptions {
 
 /**
  * Reads the map of a `push-registration` notification. An empty group is refused: vLLM reads it as
- * all blocks. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ * all blocks.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodePushRegistration(
   map: Readonly<Record<string, unknown>>,

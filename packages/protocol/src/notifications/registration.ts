@@ -12,13 +12,9 @@ export interface Registration {
   readonly matchId: string;
   /** `transfer_id` of D's parameters, see `readTransferId`. */
   readonly transferId?: string | undefined;
-  /** D's engine id. */
   readonly engineId: string;
-  /** Host of D's side channel. */
   readonly host: string;
-  /** Port of D's side channel. */
   readonly port: number;
-  /** D's tensor-parallel size. */
   readonly tpSize: number;
   /**
    * Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more).
@@ -32,11 +28,9 @@ export interface Registration {
 
 /** The part that an `@kv` D adds to a registration. */
 export interface RegistrationExtension {
-  /** D's tensor-parallel rank. */
   readonly rank: number;
   /** D's decode-context-parallel size. @default 1 */
   readonly dcpSize?: number | undefined;
-  /** Identifies D's process. */
   readonly incarnation: string;
   /**
    * D's secret for this P, in the form of a capability. Messages about the registration count only
@@ -52,7 +46,6 @@ export interface RegistrationExtension {
    * last handshake. Absent from older peers.
    */
   readonly registrationGeneration?: number | undefined;
-  /** Prompt tokens whose KV P writes. */
   readonly numTokens: number;
   /**
    * Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then
@@ -72,15 +65,10 @@ export interface RegistrationExtension {
  * P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow.
  */
 export interface RegistrationEnded {
-  /** D's name of the request. */
   readonly wireId: string;
-  /** D's process, as in the registration. */
   readonly incarnation: string;
-  /** The registration's generation. */
   readonly generation: number;
-  /** The registration's secret. */
   readonly secret: string;
-  /** Why P does not write. */
   readonly code: KvErrorCode;
   /** The reason as text; at most 500 characters. */
   readonly message: string;
@@ -88,31 +76,24 @@ export interface RegistrationEnded {
 
 /** P's notice to one rank of D: its share of the blocks was written. */
 export interface RegistrationWritten {
-  /** D's name of the request. */
   readonly wireId: string;
   /** How many of these notices the rank waits for: P's tensor-parallel size. */
   readonly readers: number;
-  /** The registration's secret. */
   readonly secret: string;
 }
 
 /** A rank of D that registers blocks. */
 export interface Registrant {
-  /** D's engine id. */
   readonly engineId: string;
-  /** D's tensor-parallel size. */
   readonly tpSize: number;
   /** D's decode-context-parallel size. @default 1 */
   readonly dcpSize?: number | undefined;
-  /** This rank. */
   readonly tpRank: number;
-  /** Identifies D's process. */
   readonly incarnation: string;
 }
 
 /** The blocks that D registers for one request. */
 export interface RegistrationRequest {
-  /** D's engine-wide id of the request. */
   readonly requestId: string;
   /** D's name of the request in notifications. */
   readonly wireId: string;
@@ -126,24 +107,19 @@ export interface RegistrationRequest {
   readonly localBlockIds: BlockIds;
   /** As `RegistrationExtension.computedBlocks`. */
   readonly localComputedBlocks: readonly number[];
-  /** Prompt tokens whose KV is wanted. */
   readonly numTokens: number;
   /** As `RegistrationExtension.promptDigest`. */
   readonly promptDigest?: string | undefined;
-  /** Host of D's side channel. */
   readonly host: string;
-  /** Port of D's side channel. */
   readonly port: number;
   /** As `RegistrationExtension.registrationGeneration`. */
   readonly registrationGeneration?: number | undefined;
-  /** The P that computes the prompt. */
   readonly remote: {
     readonly engineId: string;
     readonly host: string;
     readonly port: number;
     readonly tpSize: number;
     readonly ppSize: number;
-    /** P's id of the request. */
     readonly requestId: string;
     /** As `Registration.transferId`. */
     readonly transferId?: string | undefined;

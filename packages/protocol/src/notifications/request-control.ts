@@ -21,9 +21,7 @@ const MAX_HEARTBEAT_IDS = 100_000;
 
 /** A request at P and the proof that the sender holds its `kv_transfer_params`. */
 export interface RequestProof {
-  /** P's id of the request. */
   readonly requestId: string;
-  /** The request's capability. */
   readonly capability: string;
 }
 
@@ -31,7 +29,6 @@ export interface RequestProof {
 export type RequestControlMessage =
   /** A reader has the blocks, or will not read them; as `done` of `KvNotification`. */
   | (RequestProof & {
-      /** Distinguishes the messages. */
       readonly kind: "done";
       /** How many of these messages P's rank waits for. */
       readonly readers: number;
@@ -39,21 +36,18 @@ export type RequestControlMessage =
   /** D extends the leases of these requests. */
   | {
       readonly kind: "heartbeat";
-      /** The requests. */
       readonly requests: readonly RequestProof[];
     };
 
-/**
- * Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. Throws
- * nothing.
- */
+/** Encodes a message of this extension. Only for peers with the feature `REQUEST_CONTROL`. */
 export function encodeRequestControl(message: RequestControlMessage): Uint8Array {
   return encodeNotification({ kind: "extension", message: mapOf(message) });
 }
 
 /**
- * Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Undefined for a `type` of another extension.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeRequestControl(message: ExtensionMessage): RequestControlMessage | undefined {
   const { type, ...rest } = message;
@@ -86,8 +80,7 @@ export function decodeRequestControl(message: ExtensionMessage): RequestControlM
 
 /**
  * The request of a "done" notification, in vLLM's form or in that of this extension, by its
- * receiver's id. Undefined for any other notification, and for one without a known form. Throws
- * nothing.
+ * receiver's id. Undefined for any other notification, and for one without a known form.
  */
 export function decodeDone(
   payload: Uint8Array,

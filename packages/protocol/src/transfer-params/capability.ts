@@ -16,7 +16,7 @@ let random = Buffer.alloc(0);
 /**
  * A new capability: 128 random bits in base64url. Who holds it may act on the request that it was
  * made for. It comes from the system's generator, not from the injected one, which is not for
- * secrets. Throws nothing.
+ * secrets.
  */
 export function newCapability(): string {
   if (random.byteLength === 0) random = randomBytes(256 * CAPABILITY_BYTES);
@@ -32,10 +32,7 @@ export function isCapability(value: unknown): value is string {
   return typeof value === "string" && CAPABILITY.test(value);
 }
 
-/**
- * Whether two capabilities are equal, in a time that does not depend on where they differ. Throws
- * nothing.
- */
+/** Whether two capabilities are equal, in a time that does not depend on where they differ. */
 export function sameCapability(a: string, b: string): boolean {
   const [first, second] = [Buffer.from(a), Buffer.from(b)];
   return first.byteLength === second.byteLength && timingSafeEqual(first, second);
@@ -43,8 +40,7 @@ export function sameCapability(a: string, b: string): boolean {
 
 /**
  * SHA-256 in hex of a request's block ids per group and of its number of tokens. D sends it with
- * its lease query, so that P answers for the blocks that D has read and for no others. Throws
- * nothing.
+ * its lease query, so that P answers for the blocks that D has read and for no others.
  */
 export function blocksDigest(blockIds: BlockIds, numTokens: number | undefined): string {
   return hash("sha256", encodeMsgpack([DOMAIN, numTokens ?? null, blockIds]), "hex");

@@ -26,7 +26,8 @@ export interface EncodedPrompt {
 
 /**
  * Reads the content of an engine's request; undefined where the engine does not know the tokens.
- * Errors: `KV_REQUEST_INVALID` for a token id that is not an integer from 0 to 2^31 - 1.
+ *
+ * @throws `KV_REQUEST_INVALID` for a token id that is not an integer from 0 to 2^31 - 1.
  */
 export function promptContent(request: {
   readonly promptTokenIds?: ArrayLike<number> | undefined;
@@ -50,7 +51,7 @@ export function promptContent(request: {
 
 /**
  * SHA-256 in hex of a prompt's first `numTokens` tokens and of its content key. P and D compare it
- * before D uses P's KV. Undefined when the prompt is shorter. Throws nothing.
+ * before D uses P's KV. Undefined when the prompt is shorter.
  */
 export function promptDigest(
   { tokenIds, contentKey }: PromptContent,
@@ -67,7 +68,7 @@ export function isDigest(value: unknown): value is string {
   return typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
 }
 
-/** The content as plain data. Throws nothing. */
+/** The content as plain data. */
 export function encodePrompt({ tokenIds, contentKey }: PromptContent): EncodedPrompt {
   const { buffer, byteOffset, byteLength } = tokenIds;
   return {
@@ -76,7 +77,7 @@ export function encodePrompt({ tokenIds, contentKey }: PromptContent): EncodedPr
   };
 }
 
-/** The content of `encodePrompt`'s result. Throws nothing. */
+/** The content of `encodePrompt`'s result. */
 export function decodePrompt({ tokenIds, contentKey }: EncodedPrompt): PromptContent {
   // A copy: Buffer.from may return memory that is not aligned to 4 bytes.
   const bytes = Uint8Array.from(Buffer.from(tokenIds, "base64"));

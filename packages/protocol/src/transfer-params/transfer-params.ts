@@ -62,13 +62,10 @@ export interface RemotePrefillParams {
    * response had none.
    */
   readonly remoteBlockIds: BlockIds;
-  /** P's engine id. */
   readonly remoteEngineId: string;
   /** P's id of the request, used in notifications. */
   readonly remoteRequestId: string;
-  /** Host of P's side channel. */
   readonly remoteHost: string;
-  /** Port of P's side channel. */
   readonly remotePort: number;
   /** P's tensor-parallel size. Default 1. */
   readonly tpSize: number;
@@ -99,13 +96,11 @@ export interface RemotePrefillParams {
 export type RequestParams =
   /** No transfer. */
   | {
-      /** Distinguishes the requests. */
       readonly kind: "local";
     }
   /** P computes the prompt and keeps the blocks for a D. */
   | {
       readonly kind: "remote-decode";
-      /** The parameters as received. */
       readonly given: KvTransferParams;
     }
   /** D receives the prompt's KV from a P. */
@@ -113,8 +108,9 @@ export type RequestParams =
 
 /**
  * Reads a request's `kv_transfer_params`; the only validation of them in this project.
- * `defaultMode` applies when they have no mode. Errors: `KV_REQUEST_INVALID` naming the key, its
- * value and the wanted form.
+ * `defaultMode` applies when they have no mode.
+ *
+ * @throws `KV_REQUEST_INVALID` naming the key, its value and the wanted form.
  */
 export function parseTransferParams(
   params: KvTransferParams | null | undefined,
@@ -206,7 +202,9 @@ function readRemotePrefill(
 /**
  * The `transfer_id` of a request's parameters: the front end's name of a prompt, which both legs
  * share. A push P matches by it before it compares request ids. vLLM 0.33's NixlConnector does not
- * know it (its MooncakeConnector does). Undefined when absent. Errors: `KV_REQUEST_INVALID`.
+ * know it (its MooncakeConnector does). Undefined when absent.
+ *
+ * @throws `KV_REQUEST_INVALID`.
  */
 export function readTransferId(params: KvTransferParams | null | undefined): string | undefined {
   if (params?.["transfer_id"] == null) return undefined;
@@ -217,8 +215,9 @@ export function readTransferId(params: KvTransferParams | null | undefined): str
 
 /**
  * The first output token, where P has sampled it (`first_token_ids` of vllm#51919, in no release),
- * and how a P of `@kv` sampled it. Undefined when absent. Errors: `KV_REQUEST_INVALID` for anything
- * else than a list of one token id.
+ * and how a P of `@kv` sampled it. Undefined when absent.
+ *
+ * @throws `KV_REQUEST_INVALID` for anything else than a list of one token id.
  */
 export function readFirstToken(
   params: KvTransferParams | null | undefined,
@@ -265,7 +264,7 @@ function expiryTime(fields: MapFields): number | undefined {
 
 /**
  * Whether a prefill request names blocks of a decode engine, whose KV of the last turn P may read
- * back. A request with both flags does not: `parseTransferParams` refuses it. Throws nothing.
+ * back. A request with both flags does not: `parseTransferParams` refuses it.
  */
 export function namesReadback(params: KvTransferParams | null | undefined): boolean {
   const { do_remote_decode, do_remote_prefill, remote_block_ids: blockIds } = params ?? {};
@@ -275,9 +274,10 @@ export function namesReadback(params: KvTransferParams | null | undefined): bool
 
 /**
  * The parameters of a prefill request that names blocks of a decode engine, with the roles
- * exchanged: P reads them as a D reads those of a P. Errors: `KV_REQUEST_INVALID` without
- * `remote_num_tokens`, and where a vLLM D's have no `remote_blocks_expiry_time`: nothing else says
- * that it still holds the blocks.
+ * exchanged: P reads them as a D reads those of a P.
+ *
+ * @throws `KV_REQUEST_INVALID` without `remote_num_tokens`, and where a vLLM D's have no
+ * `remote_blocks_expiry_time`: nothing else says that it still holds the blocks.
  */
 export function readbackParams(params: KvTransferParams): KvTransferParams {
   const { remote_num_tokens: numTokens, remote_blocks_expiry_time: expiry, kv_peer: peer } = params;
@@ -353,7 +353,7 @@ export interface RemotePrefillAnswer
 
 /**
  * P's or D's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv`
- * extension last. Throws nothing.
+ * extension last.
  */
 export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
   const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease, isDecoded = false } = answer;
@@ -404,7 +404,7 @@ function leaseMap({
 
 /**
  * The request id without the suffix of eight hex digits that vLLM appends (vLLM:
- * `get_base_request_id`). Throws nothing.
+ * `get_base_request_id`).
  */
 export function baseRequestId(requestId: string): string {
   return requestId.replace(/-[0-9a-f]{8}$/i, "");

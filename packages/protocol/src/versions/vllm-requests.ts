@@ -11,7 +11,7 @@ export type VllmRequests = Readonly<Record<string, readonly string[]>>;
 
 /**
  * The requests of each release that is described, by its version, the oldest first.
- * `tools/vllm/request-members.ts` reads them from vLLM's sources. Throws nothing.
+ * `tools/vllm/request-members.ts` reads them from vLLM's sources.
  */
 export function vllmRequests(): ReadonlyMap<string, VllmRequests> {
   return releases;

@@ -230,7 +230,7 @@ export type VllmWire = Readonly<Record<WireSection, Readonly<Record<string, stri
 
 /**
  * The wire of a described release; entries are in vLLM's order. `version` is one of
- * `VLLM_VERSIONS`. Throws nothing.
+ * `VLLM_VERSIONS`.
  */
 export function vllmWire({ version }: VllmVersion): VllmWire {
   const known = wires.get(version) ?? wireOf(version);

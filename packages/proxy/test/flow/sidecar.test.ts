@@ -444,7 +444,8 @@ test("with TLS it serves its port by the certificate of its files, read again wh
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-tls-"));
   open.push({ close: async () => rmSync(folder, { recursive: true }) });
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
+  const first = await selfSigned("test", Date.now());
+  const second = await selfSigned("test", Date.now());
   const write = (pair: typeof first) => {
     writeFileSync(certFile, pair.certificate);
     writeFileSync(keyFile, pair.privateKey);

@@ -1,24 +1,13 @@
-import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
 import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
-/** A tracer, and the spans that have ended. */
-function recorded() {
-  const lines: string[] = [];
-  const tracer = new OtlpTracer({ service: "kv-proxy", write: (line) => lines.push(line) });
-  const spans = (): TraceSpan[] => {
-    tracer.flush();
-    return lines.flatMap(readSpans);
-  };
-  return { tracer, spans };
-}
-
 test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
-  const { tracer, spans } = recorded();
+  const { tracer, spans } = recordedSpans();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
@@ -45,7 +34,7 @@ test("each leg has a span in the client's trace, and its instance gets that span
 });
 
 test("a leg that fails ends its span with the error's code", async () => {
-  const { tracer, spans } = recorded();
+  const { tracer, spans } = recordedSpans();
   const p = await upstream(prefillOk);
   const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
@@ -57,7 +46,7 @@ test("a leg that fails ends its span with the error's code", async () => {
 });
 
 test("a client that does not sample its trace gets no spans, and its headers pass unchanged", async () => {
-  const { tracer, spans } = recorded();
+  const { tracer, spans } = recordedSpans();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
   const unsampled = `00-${traceId}-b7ad6b7169203331-00`;
@@ -67,7 +56,7 @@ test("a client that does not sample its trace gets no spans, and its headers pas
 });
 
 test("the inputs and the reason of the rule about one leg or two are on the spans of all legs", async () => {
-  const { tracer, spans: all } = recorded();
+  const { tracer, spans: all } = recordedSpans();
   const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
   const p = await upstream(({ response }) =>
     sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),

@@ -10,9 +10,7 @@ export type ConnectionStage = "connecting" | "greeting" | "established";
 
 /** Options of `ZmqConnection`. */
 export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanism"> {
-  /** IP address, or a name that Node looks up. */
   readonly host: string;
-  /** TCP port. */
   readonly port: number;
   /** The keys of CURVE. Undefined: NULL. @default undefined */
   readonly curve?: CurveKeySource;
@@ -20,7 +18,6 @@ export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanis
 
 /** Why a connection was refused or lost. */
 export interface ConnectionLoss {
-  /** The reason, as a part of a sentence. */
   readonly why: string;
   /** The peer's or this side's key or mechanism was refused. */
   readonly hint?: string | undefined;
@@ -53,7 +50,6 @@ export class ZmqConnection {
   /** Called once with the reason when the connection is refused or lost. */
   onLost: (loss: ConnectionLoss) => void = () => {};
 
-  /** Connects at once. */
   constructor(options: ZmqConnectionOptions) {
     const { host, port, curve, socketType } = options;
     this.#options = options;
@@ -74,7 +70,6 @@ export class ZmqConnection {
     socket.on("close", () => this.#lose(this.#whyClosed()));
   }
 
-  /** How far the connection has come. */
   get stage(): ConnectionStage {
     return this.#stage;
   }
@@ -84,13 +79,11 @@ export class ZmqConnection {
     return this.#lost;
   }
 
-  /** Sends a message. */
   send(frames: readonly Uint8Array[]): void {
     this.#sentBytes = frames.reduce((sum, { byteLength }) => sum + byteLength, 0);
     this.#write(this.#session.encode(frames));
   }
 
-  /** Subscribes a SUB to all topics. */
   subscribe(): void {
     this.#write(this.#session.encodeSubscription());
   }

@@ -11,7 +11,6 @@ import type { IdleConnections } from "./idle-connections.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
-  /** What a reply may be. */
   readonly replies: { readonly maxFrames: number; readonly maxMessageBytes: number };
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;
@@ -25,9 +24,10 @@ type Stage = "looking up" | ConnectionStage;
 /**
  * Sends one request over an idle connection, or over a new one. The request is sent once the
  * connection is established, so that its timeout covers only the exchange. A refused or lost
- * connection ends it at once. Until it ends, `inFlight` holds a function that cancels it. Errors:
- * `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where one side
- * has a key and the other has none, or another one.
+ * connection ends it at once. Until it ends, `inFlight` holds a function that cancels it.
+ *
+ * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where
+ * one side has a key and the other has none, or another one.
  */
 export async function zmqRequest(
   given: SideChannelRequest,

@@ -2,11 +2,11 @@ import { once } from "node:events";
 import { createServer, type Socket } from "node:net";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
+import { GREETING } from "../../test/set-up.js";
 import { ZmqSubscription } from "./subscription.js";
 
 const limits = { maxFrames: 8, maxMessageBytes: 2 ** 20, greetingTimeoutMs: 5000 };
 
-const GREETING = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
 const READY_OF_PUB = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
 
 /** A publisher that sends `bytes` to each subscriber. */

@@ -7,7 +7,6 @@ import { ZmqConnection } from "./connection.js";
  * again.
  */
 export interface SubscriptionLimits {
-  /** Frames of a message. */
   readonly maxFrames: number;
   /** Bytes of a message, all frames together. A larger frame is refused when its header arrives. */
   readonly maxMessageBytes: number;
@@ -19,9 +18,7 @@ export interface SubscriptionLimits {
 export interface ZmqSubscriptionOptions {
   /** `tcp://host:port` of a PUB or XPUB. */
   readonly endpoint: string;
-  /** Times the handshake and the next attempt. */
   readonly clock: Clock;
-  /** What is read of the publisher. */
   readonly limits: SubscriptionLimits;
   /** Called when a connection is established and the subscription is sent. */
   ready?(): void;
@@ -51,13 +48,11 @@ export class ZmqSubscription {
   #delayMs = RECONNECT_MS;
   #closed = false;
 
-  /** Connects at once. */
   constructor(options: ZmqSubscriptionOptions) {
     this.#options = options;
     this.#connect();
   }
 
-  /** Ends the subscription. */
   close(): void {
     this.#closed = true;
     this.#timer?.cancel();

@@ -22,8 +22,9 @@ export class HandshakeKeys {
   #checkedAtMs = Number.NEGATIVE_INFINITY;
 
   /**
-   * `name` is that of the setting, for errors. Errors: `KV_CONFIG_INVALID` when the file cannot be
-   * read or does not hold one or two keys.
+   * `name` is that of the setting, for errors.
+   *
+   * @throws `KV_CONFIG_INVALID` when the file cannot be read or does not hold one or two keys.
    */
   constructor(name: string, file: string) {
     this.#name = name;
@@ -34,7 +35,7 @@ export class HandshakeKeys {
 
   /**
    * The keys that are valid now, at least one. At most once a second, looks whether the file has
-   * changed. Throws nothing.
+   * changed.
    */
   current(clock: Clock, log: Log): readonly Uint8Array[] {
     const nowMs = clock.now();
@@ -78,8 +79,9 @@ export class HandshakeKeys {
 
 /**
  * The keys of the file that a setting names, if it is set. The keys are in a file because
- * configurations are logged and other users can see command lines. Errors: `KV_CONFIG_INVALID` with
- * the setting's name.
+ * configurations are logged and other users can see command lines.
+ *
+ * @throws `KV_CONFIG_INVALID` with the setting's name.
  */
 export function readHandshakeKeys(name: string, file: unknown): HandshakeKeys | undefined {
   if (file === undefined || file === null) return undefined;

@@ -27,7 +27,6 @@ export class ConnectionTable implements ConnectionHost {
   readonly #byAddress = new Map<string, Set<ServedConnection>>();
   #size = 0;
   #checks: Timer | undefined;
-  /** Connections that wait for their turn, in order. */
   readonly #waiting = new Set<ServedConnection>();
   #eventsLeft = EVENTS_PER_TURN;
   #turnIsSet = false;
@@ -143,7 +142,6 @@ export class ConnectionTable implements ConnectionHost {
     }
   }
 
-  /** As many requests as may be are being answered. */
   #mustWait(connection: ServedConnection): boolean {
     return connection.mayAsk && this.#answering >= this.limits.maxPending;
   }

@@ -18,7 +18,6 @@ export class LimitedWarnings {
     this.#log = log;
   }
 
-  /** Logs a warning, or counts it. */
   warn(event: string, reason: string, fields: LogFields): void {
     const key = `${event} ${reason}`;
     const window = this.#windows.get(key);

@@ -6,7 +6,9 @@ import type { ConnectionTable } from "./connection-table.js";
 
 /**
  * Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE
- * only. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+ * only.
+ *
+ * @throws `KV_SIDE_CHANNEL_BIND_FAILED`.
  */
 export async function openZmqListener(
   { host, port, answer }: SideChannelListenOptions,

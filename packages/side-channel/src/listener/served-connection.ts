@@ -18,10 +18,8 @@ export interface ConnectionHost {
   answering(change: 1 | -1): void;
   /** The peer has not taken all bytes that were written. */
   sending(connection: ServedConnection): void;
-  /** It took them. */
   sent(connection: ServedConnection): void;
   closed(connection: ServedConnection): void;
-  /** Logs, at a limited rate, what a peer did wrong. */
   complain(event: string, reason: string, fields: Readonly<Record<string, unknown>>): void;
 }
 
@@ -101,7 +99,6 @@ export class ServedConnection {
     socket.write(this.#session.greeting);
   }
 
-  /** Bytes that were written and that the peer has not taken. */
   get queuedBytes(): number {
     return this.#socket.writableLength;
   }
@@ -118,7 +115,6 @@ export class ServedConnection {
     return EVICTION_RANK[this.#phase];
   }
 
-  /** Since when it waits for what it waits for. */
   get sinceMs(): number {
     return this.#sinceMs;
   }
@@ -178,7 +174,6 @@ export class ServedConnection {
     this.#rest();
   }
 
-  /** Nothing is read: it is closed, or a reply has not been made or taken yet. */
   get #busy(): boolean {
     return this.#closed || this.#phase === "answering" || this.#phase === "sending";
   }

@@ -17,18 +17,15 @@ export interface ZmtpMetadata {
  */
 export const MAX_COMMAND_BYTES = 4096;
 
-const text = new TextEncoder();
-
-/** Encodes the body of a command. */
 export function encodeCommand(name: string, data: Uint8Array = new Uint8Array(0)): Uint8Array {
-  const body = new Uint8Array(1 + name.length + data.byteLength);
-  body[0] = name.length;
-  body.set(text.encode(name), 1);
-  body.set(data, 1 + name.length);
-  return body;
+  return Buffer.concat([named(name), data]);
 }
 
-/** Decodes the body of a command. Errors: `KV_WIRE_MALFORMED`. */
+/**
+ * Decodes the body of a command.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
+ */
 export function decodeCommand(body: Uint8Array): ZmtpCommand {
   const length = body[0] ?? 0;
   if (length === 0 || body.byteLength < 1 + length)
@@ -43,23 +40,25 @@ export function decodeCommand(body: Uint8Array): ZmtpCommand {
 export function encodeMetadata({ socketType }: ZmtpMetadata): Uint8Array {
   const type = property("Socket-Type", socketType);
   if (socketType === "SUB") return type;
-  const identity = property("Identity", "");
-  const all = new Uint8Array(type.byteLength + identity.byteLength);
-  all.set(type);
-  all.set(identity, type.byteLength);
-  return all;
+  return Buffer.concat([type, property("Identity", "")]);
 }
 
 function property(name: string, value: string): Uint8Array {
-  const bytes = new Uint8Array(1 + name.length + 4 + value.length);
-  bytes[0] = name.length;
-  bytes.set(text.encode(name), 1);
-  new DataView(bytes.buffer).setUint32(1 + name.length, value.length);
-  bytes.set(text.encode(value), 1 + name.length + 4);
-  return bytes;
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(value.length);
+  return Buffer.concat([named(name), length, Buffer.from(value)]);
 }
 
-/** Decodes metadata. Names are compared without regard to case. Errors: `KV_WIRE_MALFORMED`. */
+/** A name after its length. */
+function named(name: string): Uint8Array {
+  return Buffer.concat([Uint8Array.of(name.length), Buffer.from(name)]);
+}
+
+/**
+ * Decodes metadata. Names are compared without regard to case.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
+ */
 export function decodeMetadata(bytes: Uint8Array): ZmtpMetadata {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   let socketType: string | undefined;
@@ -95,6 +94,7 @@ function latin1(bytes: Uint8Array): string {
   return String.fromCharCode(...bytes);
 }
 
-function malformed(why: string): KvError {
+/** The error for what a peer must not send. */
+export function malformed(why: string): KvError {
   return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${why}`);
 }

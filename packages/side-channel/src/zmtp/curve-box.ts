@@ -7,7 +7,6 @@ import {
 } from "node:crypto";
 import { KvError } from "@kv/interface";
 import { hsalsa, xsalsa20poly1305 } from "@noble/ciphers/salsa.js";
-import { concat } from "./frames.js";
 
 // Boxes of CURVE: X25519, HSalsa20 and XSalsa20-Poly1305, as in NaCl. X25519 is Node's;
 // @noble/ciphers has Salsa20, which Node's OpenSSL lacks.
@@ -38,8 +37,9 @@ export function curveKeyPair(secretKey?: Uint8Array): CurveKeyPair {
 }
 
 /**
- * The key of boxes between two pairs (`crypto_box_beforenm` of NaCl). Errors:
- * `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
+ * The key of boxes between two pairs (`crypto_box_beforenm` of NaCl).
+ *
+ * @throws `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
  */
 export function boxKey(privateKey: KeyObject, publicKey: Uint8Array): Uint8Array {
   let shared: Uint8Array;
@@ -66,7 +66,7 @@ export function seal(
   nonce: Uint8Array,
   plain: Uint8Array,
 ): Uint8Array {
-  return xsalsa20poly1305(key, concat([text.encode(prefix), nonce])).encrypt(plain);
+  return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).encrypt(plain);
 }
 
 /** Undefined when the box was made with another key or was changed. */
@@ -77,7 +77,7 @@ export function open(
   box: Uint8Array,
 ): Uint8Array | undefined {
   try {
-    return xsalsa20poly1305(key, concat([text.encode(prefix), nonce])).decrypt(box);
+    return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).decrypt(box);
   } catch {
     return undefined;
   }

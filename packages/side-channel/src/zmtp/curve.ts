@@ -2,7 +2,7 @@ import { hkdfSync, type KeyObject, randomBytes, timingSafeEqual } from "node:cry
 import { KvError } from "@kv/interface";
 import { decodeCommand, decodeMetadata, encodeCommand, encodeMetadata } from "./commands.js";
 import { boxKey, type CurveKeyPair, curveKeyPair, open, seal, untrusted } from "./curve-box.js";
-import { concat, type ZmtpFrame } from "./frames.js";
+import type { ZmtpFrame } from "./frames.js";
 import { unexpectedCommand, type ZmtpMechanism } from "./mechanism.js";
 
 // CURVE of ZMTP 3 (RFC 26): HELLO, WELCOME, INITIATE, READY, then MESSAGE. In the RFC's notation S
@@ -22,7 +22,6 @@ export interface CurveKeys {
 
 /** Options of `curveServer` and `curveClient`. */
 export interface CurveOptions {
-  /** Type of this side's socket. */
   readonly socketType: string;
   /** The keys that are valid now: a server accepts each, a client uses the first. */
   readonly keys: () => readonly CurveKeys[];
@@ -49,7 +48,7 @@ const text = new TextEncoder();
 
 /**
  * Derives the long-term keys from a shared key (HKDF-SHA-256), so that whoever has the key is a
- * member, and nobody else knows even the public keys. Throws nothing.
+ * member, and nobody else knows even the public keys.
  */
 export function curveKeysOf(sharedKey: Uint8Array): CurveKeys {
   const pair = (role: string) =>
@@ -69,13 +68,10 @@ export function curveClient(options: CurveOptions): ZmtpMechanism {
   return new CurveClient(options);
 }
 
-/** What WELCOME has fixed for the rest of a server's handshake. */
 interface Welcomed {
   /** The long-term keys that the client's HELLO was made for. */
   readonly keys: CurveKeys;
-  /** C'. */
   readonly client: Uint8Array;
-  /** s'. */
   readonly privateKey: KeyObject;
   readonly cookie: Uint8Array;
 }
@@ -143,8 +139,8 @@ class CurveServer implements ZmtpMechanism {
       const own = newKeyPair();
       const longNonce = random(LONG_NONCE_BYTES);
       this.#welcomed = { keys, client, privateKey: own.privateKey, cookie };
-      const sealed = seal(key, "WELCOME-", longNonce, concat([own.publicKey, cookie]));
-      return encodeCommand("WELCOME", concat([longNonce, sealed]));
+      const sealed = seal(key, "WELCOME-", longNonce, Buffer.concat([own.publicKey, cookie]));
+      return encodeCommand("WELCOME", Buffer.concat([longNonce, sealed]));
     }
     throw untrusted("its HELLO was made for another server key");
   }
@@ -172,14 +168,17 @@ class CurveServer implements ZmtpMechanism {
       longNonce,
       initiate.take(VOUCH_BYTES),
     );
-    if (vouch === undefined || !timingSafeEqual(vouch, concat([client, keys.server.publicKey])))
+    if (
+      vouch === undefined ||
+      !timingSafeEqual(vouch, Buffer.concat([client, keys.server.publicKey]))
+    )
       throw untrusted("it does not prove its client key");
     const peer = decodeMetadata(initiate.rest());
     const { socketType } = this.#options;
     const readyNonce = this.#traffic.next();
     const ready = seal(key, "CurveZMQREADY---", readyNonce, encodeMetadata({ socketType }));
     this.#traffic.key = key;
-    return { send: [encodeCommand("READY", concat([readyNonce, ready]))], peer };
+    return { send: [encodeCommand("READY", Buffer.concat([readyNonce, ready]))], peer };
   }
 }
 
@@ -214,7 +213,7 @@ class CurveClient implements ZmtpMechanism {
     const nonce = this.#traffic.next();
     const key = boxKey(this.#own.privateKey, this.#keys.server.publicKey);
     const signature = seal(key, "CurveZMQHELLO---", nonce, new Uint8Array(64));
-    return [encodeCommand("HELLO", concat([start, this.#own.publicKey, nonce, signature]))];
+    return [encodeCommand("HELLO", Buffer.concat([start, this.#own.publicKey, nonce, signature]))];
   }
 
   receive(command: Uint8Array) {
@@ -269,13 +268,23 @@ class CurveClient implements ZmtpMechanism {
     const key = boxKey(own.privateKey, connectionKey);
     const longNonce = random(LONG_NONCE_BYTES);
     const vouchKey = boxKey(client.privateKey, connectionKey);
-    const vouch = seal(vouchKey, "VOUCH---", longNonce, concat([own.publicKey, server.publicKey]));
+    const vouch = seal(
+      vouchKey,
+      "VOUCH---",
+      longNonce,
+      Buffer.concat([own.publicKey, server.publicKey]),
+    );
     const nonce = this.#traffic.next();
-    const inner = concat([client.publicKey, longNonce, vouch, encodeMetadata({ socketType })]);
+    const inner = Buffer.concat([
+      client.publicKey,
+      longNonce,
+      vouch,
+      encodeMetadata({ socketType }),
+    ]);
     this.#boxKey = key;
     return encodeCommand(
       "INITIATE",
-      concat([cookie, nonce, seal(key, "CurveZMQINITIATE", nonce, inner)]),
+      Buffer.concat([cookie, nonce, seal(key, "CurveZMQINITIATE", nonce, inner)]),
     );
   }
 }
@@ -288,7 +297,6 @@ const COMMAND = 0x02;
 
 /** The nonces of one connection, and its messages after the handshake. */
 class CurveTraffic {
-  /** The key of its boxes. */
   key: Uint8Array = new Uint8Array(0);
   readonly #sends: string;
   readonly #receives: string;
@@ -300,7 +308,6 @@ class CurveTraffic {
     this.#receives = receives;
   }
 
-  /** The next nonce of this side. */
   next(): Uint8Array {
     const nonce = new Uint8Array(NONCE_BYTES);
     this.#sent += 1n;
@@ -323,9 +330,9 @@ class CurveTraffic {
   seal({ more, command, body }: ZmtpFrame): ZmtpFrame {
     const nonce = this.next();
     const flags = Uint8Array.of((more ? MORE : 0) | (command ? COMMAND : 0));
-    const box = seal(this.key, this.#sends, nonce, concat([flags, body]));
+    const box = seal(this.key, this.#sends, nonce, Buffer.concat([flags, body]));
     // As libzmq: the frame's own flags are inside.
-    return { more: false, command: false, body: concat([MESSAGE, nonce, box]) };
+    return { more: false, command: false, body: Buffer.concat([MESSAGE, nonce, box]) };
   }
 
   unseal({ more, body }: ZmtpFrame): ZmtpFrame {

@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { malformed } from "./commands.js";
 
 // A frame of ZMTP 3: flags, a size of one byte or eight, and the body.
 const MORE = 0x01;
@@ -6,7 +6,6 @@ const LONG = 0x02;
 const COMMAND = 0x04;
 const RESERVED = ~(MORE | LONG | COMMAND);
 
-/** A frame as it was received. */
 export interface ZmtpFrame {
   /** Another frame of the same message follows. */
   readonly more: boolean;
@@ -38,23 +37,12 @@ export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
     together.push(header);
     if (size <= COPIED_BYTES) together.push(body);
     else {
-      chunks.push(concat(together), body);
+      chunks.push(Buffer.concat(together), body);
       together = [];
     }
   }
-  if (together.length > 0) chunks.push(concat(together));
+  if (together.length > 0) chunks.push(Buffer.concat(together));
   return chunks;
-}
-
-/** The bytes of all parts, one after another. */
-export function concat(parts: readonly Uint8Array[]): Uint8Array {
-  const all = new Uint8Array(parts.reduce((sum, { byteLength }) => sum + byteLength, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.byteLength;
-  }
-  return all;
 }
 
 /**
@@ -79,17 +67,14 @@ export class FrameReader {
     this.#admit = admit;
   }
 
-  /** A frame has begun and is not complete. */
   get partial(): boolean {
     return this.#headerBytes > 0;
   }
 
-  /** Bytes that have arrived and were not read. */
   get unread(): boolean {
     return this.#chunks.length > 0;
   }
 
-  /** Adds received bytes. They must not change afterwards. */
   push(chunk: Uint8Array): void {
     if (chunk.byteLength > 0) this.#chunks.push(chunk);
   }
@@ -104,8 +89,9 @@ export class FrameReader {
   }
 
   /**
-   * The next complete frame; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, and
-   * those of `admit`.
+   * The next complete frame; undefined until more bytes come.
+   *
+   * @throws `KV_WIRE_MALFORMED`, and those of `admit`.
    */
   read(): ZmtpFrame | undefined {
     const frame = this.#frame ?? this.#readHeader();
@@ -175,5 +161,5 @@ export class FrameReader {
 
 function checkFlags(flags: number): void {
   if ((flags & RESERVED) === 0 && (flags & (COMMAND | MORE)) !== (COMMAND | MORE)) return;
-  throw new KvError("KV_WIRE_MALFORMED", `ZMTP: a frame has the flags 0x${flags.toString(16)}`);
+  throw malformed(`a frame has the flags 0x${flags.toString(16)}`);
 }

@@ -1,11 +1,11 @@
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
+import { malformed } from "./commands.js";
 
 /** The security mechanisms of ZMTP that are supported here. */
 export type ZmtpMechanismName = "NULL" | "CURVE";
 
 /** What a greeting says. */
 export interface ZmtpGreeting {
-  /** The security mechanism, as text. */
   readonly mechanism: string;
   /** The sender is the server of its mechanism. Only CURVE has one. */
   readonly asServer: boolean;
@@ -31,7 +31,9 @@ export function encodeGreeting(mechanism: ZmtpMechanismName, asServer: boolean):
 
 /**
  * Refuses the beginning of a greeting that no peer of ZMTP 3 sends, so that another protocol is
- * noticed at its first byte. Errors: `KV_WIRE_MALFORMED`.
+ * noticed at its first byte.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
  */
 export function checkGreetingStart(bytes: Uint8Array): void {
   const [first] = bytes;
@@ -46,7 +48,11 @@ export function checkGreetingStart(bytes: Uint8Array): void {
   if (major !== undefined && major < 3) throw notZmtp(`its version is ${major}, not 3 or later`);
 }
 
-/** Decodes a complete greeting. Errors: `KV_WIRE_MALFORMED`. */
+/**
+ * Decodes a complete greeting.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
+ */
 export function decodeGreeting(bytes: Uint8Array): ZmtpGreeting {
   checkGreetingStart(bytes);
   const name = bytes.subarray(MECHANISM_AT, MECHANISM_AT + MECHANISM_BYTES);
@@ -59,5 +65,5 @@ export function decodeGreeting(bytes: Uint8Array): ZmtpGreeting {
 }
 
 function notZmtp(why: string): KvError {
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: the peer's greeting is refused: ${why}`);
+  return malformed(`the peer's greeting is refused: ${why}`);
 }

@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
 import {
   decodeCommand,
   decodeMetadata,
@@ -6,6 +6,7 @@ import {
   encodeMetadata,
   errorReason,
   MAX_COMMAND_BYTES,
+  malformed,
   type ZmtpMetadata,
 } from "./commands.js";
 import { encodeFrames, type ZmtpFrame } from "./frames.js";
@@ -13,9 +14,7 @@ import type { ZmtpMechanismName } from "./greeting.js";
 
 /** The security of one connection: its handshake, and what it does to the frames afterwards. */
 export interface ZmtpMechanism {
-  /** Name of the mechanism in the greeting. */
   readonly name: ZmtpMechanismName;
-  /** Whether this side is the server of the mechanism. */
   readonly asServer: boolean;
   /** Bytes that each frame grows by. */
   readonly overheadBytes: number;
@@ -27,16 +26,20 @@ export interface ZmtpMechanism {
   /** The bodies of the commands to send when both greetings are there. */
   open(): readonly Uint8Array[];
   /**
-   * Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`,
-   * `KV_HANDSHAKE_UNTRUSTED`.
+   * Takes a command of the handshake. `peer` ends the handshake.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`.
    */
   receive(command: Uint8Array): {
     readonly send: readonly Uint8Array[];
     readonly peer?: ZmtpMetadata | undefined;
   };
-  /** The frame as it is sent. */
   seal(frame: ZmtpFrame): ZmtpFrame;
-  /** The frame that was sealed. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  /**
+   * The frame that was sealed.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`.
+   */
   unseal(frame: ZmtpFrame): ZmtpFrame;
 }
 
@@ -64,7 +67,7 @@ export function unexpectedCommand(name: string, data: Uint8Array, wanted: string
     name === "ERROR"
       ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`
       : `the peer sent the command ${name.replace(/[^\x20-\x7e]/g, "?")}, not ${wanted}`;
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${what}`);
+  return malformed(what);
 }
 
 /** The bytes of commands. */

@@ -129,7 +129,9 @@ describe("messages", () => {
     for (const event of toClient) if (event.type === "send") events(server, ...event.chunks);
     for (const sizes of [[0], [255], [256], [0, 20_000, 3], [16_384, 16_385, 70_000]]) {
       const frames = sizes.map((size, at) => new Uint8Array(size).fill(at + 1));
-      expect(events(server, ...client.encode(frames))).toEqual([{ type: "message", frames }]);
+      expect(
+        events(server, ...client.encode(frames).map((chunk) => new Uint8Array(chunk))),
+      ).toEqual([{ type: "message", frames }]);
     }
   });
 

@@ -5,6 +5,7 @@ import {
   encodePong,
   errorReason,
   MAX_COMMAND_BYTES,
+  malformed,
   type ZmtpMetadata,
 } from "./commands.js";
 import { encodeFrames, FrameReader, type ZmtpFrame, type ZmtpFrameHeader } from "./frames.js";
@@ -13,7 +14,6 @@ import { encodeCommands, nullMechanism, type ZmtpMechanism } from "./mechanism.j
 
 /** Options of `ZmtpSession`. */
 export interface ZmtpSessionOptions {
-  /** Type of this side's socket. */
   readonly socketType: "ROUTER" | "REQ" | "SUB";
   /** Types of the other side's socket that are accepted. */
   readonly peerTypes: readonly string[];
@@ -28,32 +28,14 @@ export interface ZmtpSessionOptions {
   readonly mechanism?: ZmtpMechanism | undefined;
 }
 
-/** The session must send something: part of the handshake, or a PONG. */
-export interface ZmtpSendEvent {
-  /** Kind of the event. */
-  readonly type: "send";
-  /** Bytes to send, in order. */
-  readonly chunks: readonly Uint8Array[];
-}
-
-/** The handshake is over: messages may be sent. */
-export interface ZmtpReadyEvent {
-  /** Kind of the event. */
-  readonly type: "ready";
-  /** The peer's minor version of ZMTP 3. */
-  readonly minor: number;
-}
-
-/** A message has arrived. */
-export interface ZmtpMessageEvent {
-  /** Kind of the event. */
-  readonly type: "message";
-  /** Its frames, with the delimiter. */
-  readonly frames: readonly Uint8Array[];
-}
-
-/** What a session has read. */
-export type ZmtpEvent = ZmtpSendEvent | ZmtpReadyEvent | ZmtpMessageEvent;
+/**
+ * What a session has read. `send`: it must send a part of the handshake, or a PONG, in this order.
+ * `ready`: the handshake is over, messages may be sent; with the peer's minor version of ZMTP 3.
+ */
+export type ZmtpEvent =
+  | { readonly type: "send"; readonly chunks: readonly Uint8Array[] }
+  | { readonly type: "ready"; readonly minor: number }
+  | { readonly type: "message"; readonly frames: readonly Uint8Array[] };
 
 /** Commands of a peer in one chunk of bytes. libzmq sends one PING per heartbeat interval. */
 const MAX_COMMANDS_PER_CHUNK = 64;
@@ -65,7 +47,6 @@ const MAX_COMMANDS_PER_CHUNK = 64;
  * must be closed.
  */
 export class ZmtpSession {
-  /** The bytes to send first. */
   readonly greeting: Uint8Array;
   readonly #options: ZmtpSessionOptions;
   readonly #mechanism: ZmtpMechanism;
@@ -96,7 +77,6 @@ export class ZmtpSession {
     return this.#greetedBytes > 0;
   }
 
-  /** The peer's greeting is complete. */
   get greetingComplete(): boolean {
     return this.#greetedBytes === GREETING_BYTES;
   }
@@ -106,15 +86,15 @@ export class ZmtpSession {
     return this.#reader.unread;
   }
 
-  /** Adds received bytes. They must not change afterwards. */
   push(chunk: Uint8Array): void {
     this.#commands = 0;
     this.#reader.push(chunk);
   }
 
   /**
-   * The next event; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`,
-   * `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
+   * The next event; undefined until more bytes come.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
    */
   read(): ZmtpEvent | undefined {
     if (this.#greetedBytes < GREETING_BYTES) return this.#readGreeting();
@@ -235,10 +215,6 @@ export class ZmtpSession {
 
 function printable(text: string): string {
   return JSON.stringify(text.slice(0, 40));
-}
-
-function malformed(why: string): KvError {
-  return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${why}`);
 }
 
 function tooMuch(found: string, limit: number): KvError {
