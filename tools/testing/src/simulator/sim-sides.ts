@@ -1,6 +1,7 @@
 import { cpuPlatform, cudaPlatform, readTransferConfig } from "@kv/connector";
 import {
   type AmbientOptions,
+  type KvCacheConfig,
   KvError,
   noMetrics,
   type SchedulerConnector,
@@ -16,22 +17,17 @@ import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
-/**
- * Parts of a simulated engine: the scheduler and worker sides of a real connector, the ranks'
- * memory, and the side channel's address.
- */
+/** Parts of a simulated engine: both sides of a real connector, and the ranks' memory. */
 export interface SimSides {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
   readonly ranks: SimRanks;
+  readonly cache: KvCacheConfig;
   /** Each step waits until the blocks that it computed are saved. */
   readonly staged: boolean;
   /** Address on which its side channel listens. */
   address(): { readonly host: string; readonly port: number };
-  /**
-   * Cleans up after a kill: closes a transport and a side channel that the options gave, because a
-   * kill leaves them open.
-   */
+  /** Closes what a kill leaves open: a transport and a side channel that the options gave. */
   bury(): Promise<void>;
   close(): Promise<void>;
 }
@@ -58,7 +54,7 @@ export async function createSimSides(
     metrics: options.metrics ?? noMetrics,
     ...(options.log === undefined ? {} : { log: options.log }),
   };
-  const cache = {
+  const cache = options.cache ?? {
     ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
     ...(options.layout === undefined ? {} : { layout: options.layout }),
     ...(options.attentionBackend === undefined
@@ -133,6 +129,7 @@ export async function createSimSides(
     scheduler,
     workers,
     ranks,
+    cache,
     staged: device !== undefined,
     address: () => ({ host: config.sideChannelHost, port: own.port() }),
     async bury() {
@@ -152,13 +149,7 @@ export async function createSimSides(
 }
 
 /** Registers the caches of each rank, and publishes what handshakes tell. */
-export async function registerCaches({
-  scheduler,
-  workers,
-  ranks,
-}: Pick<SimSides, "scheduler" | "workers"> & {
-  readonly ranks: Pick<SimRanks, "caches">;
-}): Promise<void> {
+export async function registerCaches({ scheduler, workers, ranks }: SimSides): Promise<void> {
   for (const [rank, worker] of workers.entries()) {
     const caches = ranks.caches[rank];
     if (caches !== undefined) await worker.registerKvCaches(caches);
