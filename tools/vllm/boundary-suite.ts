@@ -7,10 +7,11 @@ import {
   salted,
   words,
 } from "./boundary-cases.js";
-import { connectorMembersSuite } from "./connector-members-suite.js";
+import { ask } from "./completion.js";
+import { COMPLETIONS, connectorMembersTest, frontSuite } from "./front-suite.js";
 import { waitSeconds } from "./held-blocks.js";
 import { startHttpTap } from "./http-tap.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
+import type { ProxyPair } from "./proxy-pair.js";
 import { startToyProxy } from "./toy-proxy.js";
 
 /**
@@ -18,17 +19,13 @@ import { startToyProxy } from "./toy-proxy.js";
  * the negative control.
  */
 export function boundarySuite(pair: ProxyPair): void {
-  test.each(BOUNDARY_CASES)(
-    "$name ($path): kv-proxy answers like a single server, and P holds no blocks",
-    async ({ path, body, mustContain = "" }) => {
-      const { url } = await pair.proxied();
-      const ours = await comparable(await ask(url + path, salted(body)));
-      expect(ours).toEqual(await comparable(await ask(pair.d.url + path, salted(body))));
-      expect(ours).toMatchObject({ status: 200 });
-      expect(JSON.stringify(ours)).toContain(mustContain);
-      await pair.freed();
-    },
-  );
+  frontSuite(pair, { name: "kv-proxy", mode: "pull", open: () => pair.proxied() });
+
+  async function openToy(prefiller = pair.p.url, decoder = pair.d.url): Promise<string> {
+    const toy = await startToyProxy(prefiller, decoder);
+    pair.closing(toy);
+    return toy.url;
+  }
 
   describe("the toy proxy", () => {
     // Waits once until the leases of all blocks that these tests left at P have expired.
@@ -38,10 +35,10 @@ export function boundarySuite(pair: ProxyPair): void {
     // Otherwise D's engine would exit when the transfer parameters name fewer blocks than D lacks.
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
-      const toy = await startToyProxy(pair.p.url, pair.d.url);
-      pair.closing(toy);
       // D waits for ever when it gets the transfer parameters of another prompt.
-      const answer = await ask(toy.url + path, body, { signal: AbortSignal.timeout(60_000) })
+      const answer = await ask((await openToy()) + path, body, {
+        signal: AbortSignal.timeout(60_000),
+      })
         .then(comparable)
         .catch((error: unknown) => String(error));
       return JSON.stringify(answer) === JSON.stringify(right);
@@ -67,21 +64,11 @@ export function boundarySuite(pair: ProxyPair): void {
     });
   });
 
-  describe.each(REFUSALS)("refused request, $name", ({ body }) => {
-    test("kv-proxy returns the server's status and message, and P holds no blocks; the toy proxy returns 500", async () => {
-      const { url } = await pair.proxied();
-      const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
-      expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
-      expect((right as { status: number }).status).toBeLessThan(500);
-      await pair.freed();
-      const toy = await startToyProxy(pair.p.url, pair.d.url);
-      pair.closing(toy);
-      expect((await ask(`${toy.url}/v1/completions`, body)).status).toBe(500);
-    });
+  test.each(REFUSALS)("refused request, $name: the toy proxy returns 500", async ({ body }) => {
+    expect((await ask((await openToy()) + COMPLETIONS, body)).status).toBe(500);
   });
 
-  connectorMembersSuite(pair, "kv-proxy", () => pair.proxied());
-  connectorMembersSuite(
+  connectorMembersTest(
     pair,
     "kv-proxy with --disaggregate-above and --unsplittable decode-computes",
     () => pair.proxied({ disaggregateAbove: 1000, policy: { unsplittable: "decode-computes" } }),
@@ -91,13 +78,13 @@ export function boundarySuite(pair: ProxyPair): void {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: words(60, 7), temperature: 0, max_tokens: 8 };
     const first = (await (
-      await ask(`${pair.d.url}/v1/completions`, { ...body, max_tokens: 1, return_token_ids: true })
+      await ask(pair.d.url + COMPLETIONS, { ...body, max_tokens: 1, return_token_ids: true })
     ).json()) as {
       choices: { token_ids: number[] }[];
     };
     const stop = { ...body, stop_token_ids: first.choices[0]?.token_ids };
-    const ours = await comparable(await ask(`${url}/v1/completions`, stop));
-    expect(ours).toEqual(await comparable(await ask(`${pair.d.url}/v1/completions`, stop)));
+    const ours = await comparable(await ask(url + COMPLETIONS, stop));
+    expect(ours).toEqual(await comparable(await ask(pair.d.url + COMPLETIONS, stop)));
     expect(ours).toMatchObject({ body: { choices: [{ finish_reason: "stop" }] } });
     await pair.freed();
   });
@@ -112,8 +99,8 @@ export function boundarySuite(pair: ProxyPair): void {
       max_tokens: 4,
     };
     for (const [path, body] of [
-      ["/v1/completions", completion],
-      ["/v1/completions", counted],
+      [COMPLETIONS, completion],
+      [COMPLETIONS, counted],
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
@@ -136,8 +123,8 @@ export function boundarySuite(pair: ProxyPair): void {
     const [here, there] = [salted(body), salted(body)];
     const counts = () =>
       Promise.all([
-        cachedTokens(`${url}/v1/completions`, here),
-        cachedTokens(`${pair.d.url}/v1/completions`, there),
+        cachedTokens(url + COMPLETIONS, here),
+        cachedTokens(pair.d.url + COMPLETIONS, there),
       ]);
     expect(await counts()).toEqual([0, 0]);
     expect(await counts()).toEqual([32 + 96, 96]);
@@ -147,7 +134,7 @@ export function boundarySuite(pair: ProxyPair): void {
   test("X-Request-Id is returned, and /v1/models lists D's models", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
-    const answer = await ask(`${url}/v1/completions`, body, {
+    const answer = await ask(url + COMPLETIONS, body, {
       headers: { "x-request-id": "mine" },
     });
     expect(answer.headers.get("x-request-id")).toBe("mine");
@@ -161,8 +148,7 @@ export function boundarySuite(pair: ProxyPair): void {
     const [p, d] = taps;
     for (const tap of taps) pair.closing(tap);
     const { url } = await pair.proxied({ prefillers: [p.url], decoders: [d.url] });
-    const toy = await startToyProxy(p.url, d.url);
-    pair.closing(toy);
+    const toy = await openToy(p.url, d.url);
     const headers = {
       traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
       tracestate: "vendor=value",
@@ -171,8 +157,8 @@ export function boundarySuite(pair: ProxyPair): void {
     const passed = (head: string | undefined) =>
       Object.entries(headers).map(([name, value]) => head?.includes(`\r\n${name}: ${value}`));
     const body = { model: "tiny", prompt: words(40, 15), max_tokens: 2 };
-    for (const [at, through] of [url, toy.url].entries()) {
-      expect((await ask(`${through}/v1/completions`, body, { headers })).status).toBe(200);
+    for (const [at, through] of [url, toy].entries()) {
+      expect((await ask(through + COMPLETIONS, body, { headers })).status).toBe(200);
       const isOurs = through === url;
       expect(taps.map(({ heads }) => heads.length)).toEqual([at + 1, at + 1]);
       expect(passed(p.heads[at])).toEqual([isOurs, isOurs, false]);
@@ -183,17 +169,15 @@ export function boundarySuite(pair: ProxyPair): void {
 
   test("an unknown data-parallel rank is refused as by a single server; the toy proxy serves the request", async () => {
     const { url } = await pair.proxied();
-    const toy = await startToyProxy(pair.p.url, pair.d.url);
-    pair.closing(toy);
+    const toy = await openToy();
     const headers = { "x-data-parallel-rank": "7" };
     const body = { model: "tiny", prompt: words(40, 16), max_tokens: 2 };
-    const answer = async (at: string) =>
-      comparable(await ask(`${at}/v1/completions`, body, { headers }));
+    const answer = async (at: string) => comparable(await ask(at + COMPLETIONS, body, { headers }));
     const right = await answer(pair.d.url);
     expect(right).toMatchObject({ status: 400 });
     expect(await answer(url)).toEqual(right);
     await pair.freed();
-    expect(await answer(toy.url)).toMatchObject({ status: 200 });
+    expect(await answer(toy)).toMatchObject({ status: 200 });
   });
 }
 

@@ -1,3 +1,6 @@
+import type { VllmServer } from "./server.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
+
 /** The fields of a completion that the tests read. */
 export interface Completion {
   readonly choices: readonly {
@@ -8,6 +11,7 @@ export interface Completion {
 }
 
 export type TransferParams = Readonly<Record<string, unknown>>;
+export type Tokens = readonly number[];
 
 /**
  * One connection per request. vLLM closes a connection that was idle for five seconds, possibly
@@ -19,20 +23,16 @@ export interface CallOptions {
   /** `X-Request-Id`. In push both legs of a request carry the same id. */
   readonly id?: string;
   readonly signal?: AbortSignal;
-  /**
-   * The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that
-   * both have none.
-   */
+  /** vLLM's prefix cache matches only requests with the same salt, or without any. */
   readonly salt?: string;
-  /** Further headers. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
+/** A new `X-Request-Id` for each request. */
+export const freshId = () => crypto.randomUUID();
+
 /** Every request of the tests is greedy and ignores end-of-sequence tokens. */
-export function completionBody(
-  tokens: readonly number[],
-  maxTokens: number,
-): Record<string, unknown> {
+export function completionBody(tokens: Tokens, maxTokens: number): Record<string, unknown> {
   return {
     model: "tiny",
     prompt: tokens,
@@ -41,6 +41,16 @@ export function completionBody(
     ignore_eos: true,
     return_token_ids: true,
   };
+}
+
+/** Posts JSON, on a connection of its own. */
+export function ask(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
+  const headers = {
+    "content-type": "application/json",
+    ...ONE_USE,
+    ...(init.headers as Record<string, string>),
+  };
+  return fetch(url, { method: "POST", ...init, headers, body: JSON.stringify(body) });
 }
 
 /**
@@ -52,17 +62,14 @@ export async function complete(
   body: Readonly<Record<string, unknown>>,
   { id, signal, salt, headers = {} }: CallOptions = {},
 ): Promise<Completion> {
-  const response = await fetch(`${url}/v1/completions`, {
-    method: "POST",
-    headers: {
-      "content-type": "application/json",
-      ...ONE_USE,
-      ...(id === undefined ? {} : { "x-request-id": id }),
-      ...headers,
+  const response = await ask(
+    `${url}/v1/completions`,
+    { ...body, ...(salt === undefined ? {} : { cache_salt: salt }) },
+    {
+      headers: { ...(id === undefined ? {} : { "x-request-id": id }), ...headers },
+      signal: signal ?? null,
     },
-    body: JSON.stringify({ ...body, ...(salt === undefined ? {} : { cache_salt: salt }) }),
-    ...(signal === undefined ? {} : { signal }),
-  });
+  );
   const text = await response.text();
   if (!response.ok) throw new Error(`${url} answered ${response.status}: ${text}`);
   return JSON.parse(text) as Completion;
@@ -73,7 +80,7 @@ export async function complete(
  */
 export async function prefill(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   options: CallOptions = {},
 ): Promise<TransferParams> {
   const asked = { do_remote_decode: true, do_remote_prefill: false };
@@ -86,25 +93,55 @@ export async function prefill(
 /** The second leg of a split request: D gets the blocks and generates the tokens. */
 export async function decode(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   maxTokens: number,
   params: TransferParams,
   options: CallOptions = {},
-): Promise<readonly number[]> {
+): Promise<Tokens> {
   const body = { ...completionBody(tokens, maxTokens), kv_transfer_params: params };
-  return tokenIds(await complete(url, body, options));
+  return tokensOf(await complete(url, body, options));
 }
 
 /** A request that is not split: one worker does prefill and decode. */
 export async function plain(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   maxTokens: number,
   options: CallOptions = {},
-): Promise<readonly number[]> {
-  return tokenIds(await complete(url, completionBody(tokens, maxTokens), options));
+): Promise<Tokens> {
+  return tokensOf(await complete(url, completionBody(tokens, maxTokens), options));
 }
 
-function tokenIds({ choices }: Completion): readonly number[] {
-  return choices[0]?.token_ids ?? [];
+export const tokensOf = ({ choices }: Completion): Tokens => choices[0]?.token_ids ?? [];
+
+/** A request to a vLLM D whose prompt another server has computed. */
+export interface Leg {
+  readonly params: TransferParams;
+  /** Sends D's leg, with a salt: D would not read blocks that are in its prefix cache. */
+  decode(maxTokens: number, options?: CallOptions): Promise<Tokens>;
+}
+
+/** Both legs of a request: P at `url`, and D at another one. */
+export async function prefilled(url: string, decoder: string, tokens: Tokens): Promise<Leg> {
+  const id = freshId();
+  const params = await prefill(url, tokens, { id });
+  return {
+    params,
+    decode: (maxTokens, options = {}) =>
+      decode(decoder, tokens, maxTokens, params, { id, salt: id, ...options }),
+  };
+}
+
+/** D's tokens for a prompt that P at `url` computes. Tries again after a handshake timeout. */
+export function handedOver(
+  url: string,
+  d: VllmServer,
+  tokens: Tokens,
+  maxTokens: number,
+  options: CallOptions = {},
+): Promise<Tokens> {
+  return retryAfterTimeout(
+    async () => (await prefilled(url, d.url, tokens)).decode(maxTokens, options),
+    handshakeTimedOut(d),
+  );
 }

@@ -1,12 +1,12 @@
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { type Instance, KvEventSubscriber } from "@kv/fleet";
 import { parseGenerationRequest } from "@kv/fleet/front-end";
 import { type LogFields, silentLog, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import { KV_REQUEST_PULL, prefillBody } from "../../packages/proxy/src/request/leg-bodies.js";
 import { BOUNDARY_CASES, words } from "./boundary-cases.js";
-import { ONE_USE } from "./completion.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
+import { ask, ONE_USE } from "./completion.js";
+import { startHttpTap } from "./http-tap.js";
+import type { ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
@@ -60,12 +60,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
     "$name ($path): P's leg has the prompt of the client's request, token by token",
     async ({ path, body }) => {
       const promptOf = async (sent: string) => {
-        const headers = { "content-type": "application/json", ...ONE_USE };
-        const answer = await fetch(`${pair.p.url}${path}/render`, {
-          method: "POST",
-          headers,
-          body: sent,
-        });
+        const answer = await ask(`${pair.p.url}${path}/render`, JSON.parse(sent));
         const rendered = [(await answer.json()) as { token_ids: number[] }].flat();
         return [answer.status, rendered.map(({ token_ids: ids }) => ids)];
       };
@@ -129,7 +124,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
 
   test("a router that starts late, and one with a gap of 100 batches, have the index of one without", async () => {
     const source = await sourceOf(pair.p);
-    const relay = await startRelay(source.endpoint);
+    const relay = await startHttpTap(source.endpoint.replace("tcp:", "http:"));
     pair.closing(relay);
     const following = (endpoint: string) => {
       const subscriber = new KvEventSubscriber({ log: silentLog, clock: systemClock() });
@@ -146,7 +141,10 @@ export function kvEventsSuite(pair: ProxyPair): void {
         matched: (tokens: readonly number[]) => subscriber.matchedTokens(followed, tokens),
       };
     };
-    const [direct, gapped] = [following(source.endpoint), following(relay.endpoint)];
+    const [direct, gapped] = [
+      following(source.endpoint),
+      following(relay.url.replace("http:", "tcp:")),
+    ];
     for (const one of [direct, gapped])
       await until(() => one.status()?.state === "following", "both follow P's events");
     relay.cut();
@@ -189,48 +187,4 @@ async function render(
 ): Promise<readonly number[]> {
   const answer = await ask(`${url}${CHAT}/render`, { model: "tiny", messages });
   return ((await answer.json()) as { readonly token_ids: readonly number[] }).token_ids;
-}
-
-/** A TCP relay that can be cut: connections end, and new ones are closed at once. */
-async function startRelay(endpoint: string) {
-  const { hostname, port } = new URL(endpoint.replace("tcp:", "http:"));
-  const sockets = new Set<Socket>();
-  let isCut = false;
-  const server = createServer((client) => {
-    if (isCut) {
-      client.destroy();
-      return;
-    }
-    const upstream = connect(Number(port), hostname);
-    for (const [one, other] of [
-      [client, upstream],
-      [upstream, client],
-    ] as const) {
-      sockets.add(one);
-      one.on("error", () => {});
-      one.on("close", () => {
-        sockets.delete(one);
-        other.destroy();
-      });
-      one.pipe(other);
-    }
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const drop = () => {
-    for (const socket of sockets) socket.destroy();
-  };
-  return {
-    endpoint: `tcp://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    cut() {
-      isCut = true;
-      drop();
-    },
-    mend() {
-      isCut = false;
-    },
-    async close() {
-      drop();
-      await new Promise((resolve) => server.close(resolve));
-    },
-  };
 }

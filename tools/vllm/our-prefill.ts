@@ -1,23 +1,24 @@
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { zmqSideChannel } from "@kv/side-channel";
-import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
+import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
+import { handedOver } from "./completion.js";
 import { freePorts } from "./free-ports.js";
+import type { VllmServer } from "./server.js";
 import { type TappedTransport, tapTransport } from "./tapped-transport.js";
-import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
+import { CONNECTOR_NAMES, factorsOf, type PeerKind, prompt, TINY } from "./tiny-peer.js";
+import { sleep, until } from "./until.js";
 
 export interface OurPrefillOptions {
-  /** The version and connector of the vLLM peer. */
+  /** Of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** Default: the block size of the vLLM peer. */
+  /** Default: that of the vLLM peer. */
   readonly blockSize?: number;
   /** Push: announce the block size of the vLLM peer. */
   readonly announcesPeerBlocks?: boolean;
-  /**
-   * With "neuron" the engine's blocks are on a simulated device and are staged through host memory.
-   */
+  /** "neuron": blocks are on a simulated device and are staged through host memory. */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
   /** Ports of HTTP and the side channel. Default: free ports. */
@@ -25,12 +26,8 @@ export interface OurPrefillOptions {
   readonly log?: Log;
 }
 
-/**
- * The demo's prefill server in this process, with its own model and cache, NIXL and HTTP. Its
- * settings let a vLLM peer pair with it.
- */
+/** The demo's prefill server in this process, with settings that let a vLLM peer pair with it. */
 export interface OurPrefill {
-  readonly instance: Instance;
   readonly url: string;
   readonly sideChannelPort: number;
   readonly tap: TappedTransport;
@@ -41,6 +38,7 @@ export interface OurPrefill {
    * every layer and head.
    */
   damage(blockIds: readonly number[], tokens: number): void;
+  close(): Promise<void>;
 }
 
 const NUM_BLOCKS = 128;
@@ -102,8 +100,8 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
   const heads = TINY.kvHeads / tp;
   const headBytes = blockSize * TINY.contentBytes;
   return {
-    instance,
     url: instance.url,
+    close: () => instance.close(),
     sideChannelPort,
     tap,
     held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
@@ -123,4 +121,42 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
       }
     },
   };
+}
+
+/** What a worker logs in the handshake after which it repacks. */
+const REPACKS = "hint heterogeneous attn post process";
+const REPACKS_WITHIN_MS = 120_000;
+
+/**
+ * Waits until each worker of a push D repacks KV from another attention backend, as ours is.
+ *
+ * A vLLM worker on the CPU learns that it must repack in a handshake that loads P's memory
+ * descriptors. In push only a heartbeat starts such a handshake; the handshake before a
+ * registration loads what a notification needs (`notif_agents_only` in `nixl/push_worker.py`, vLLM
+ * 0.31 to 0.33). When the registration comes first, the worker takes our blocks as they are, and D
+ * generates other tokens. A heartbeat is due a sixth of a lease after the last one, so each try
+ * waits that long.
+ */
+export async function untilRepacks(server: VllmServer): Promise<void> {
+  const { kind, leaseSeconds, tp } = server;
+  if (kind.mode === "pull") return;
+  const allRepack = () => {
+    const lines = server.log().split("\n");
+    const workers = lines
+      .filter((line) => line.includes(REPACKS))
+      .map((line) => /^\([^)]*\)/.exec(line)?.[0]);
+    return new Set(workers).size >= tp;
+  };
+  const tried = async () => {
+    if (allRepack()) return true;
+    await sleep((leaseSeconds * 1000) / 6);
+    const ours = await openOurPrefill({ kind, leaseSeconds });
+    try {
+      await handedOver(ours.url, server, prompt(40), 1);
+    } finally {
+      await ours.close();
+    }
+    return allRepack();
+  };
+  await until(tried, `each worker of ${server.name} repacks`, { timeoutMs: REPACKS_WITHIN_MS });
 }

@@ -16,13 +16,11 @@ import {
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, expect, test } from "vitest";
 import { Watch } from "../../packages/peer/src/watch/watch.js";
-import { decode as continued } from "./completion.js";
-import { expired, freshId, notifiedLate, untilFreed, waitSeconds } from "./held-blocks.js";
-import { recordingFolder } from "./recordings.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import type { VllmServer } from "./server.js";
-import { prompt } from "./tiny-peer.js";
-import { until } from "./until.js";
+import { decode as continued, freshId } from "./completion.js";
+import { expired, notifiedLate, untilFreed, waitSeconds } from "./held-blocks.js";
+import { recordingFolder, type VllmServer } from "./server.js";
+import { type PeerKind, prompt } from "./tiny-peer.js";
+import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
@@ -39,6 +37,9 @@ const WATCH_ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 5);
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
+  const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
+  const folderOf = ({ version, mode }: PeerKind) =>
+    recordingFolder(`${mode}-p${prefill().tp}d${decode().tp}-${version}`);
   afterAll(async () => {
     await sideChannel.close();
     await transport.close();
@@ -73,9 +74,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
 
   test("load with aborts and with readers that do not notify: P gets all of its blocks back", async () => {
     const p = prefill();
-    const server = new EngineServer(p.url, { timeoutMs: TIMEOUT_MS });
     const result = await load({
-      server,
+      server: server(p),
       transport,
       sideChannel,
       promptTokens: [100, 300, 40],
@@ -99,7 +99,6 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     // after it has freed their blocks.
     await untilFreed(prefill(), 0);
     await waitSeconds(prefill(), 2);
-    const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
     const watch = new Watch({
       pairs: [{ prefill: server(prefill()), decode: server(decode()) }],
       reference: undefined,
@@ -122,14 +121,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
 
   test("a recording of the pair is served to D: D generates the recorded tokens", async () => {
     const [p, d] = [prefill(), decode()];
-    const server = new EngineServer(d.url, { timeoutMs: TIMEOUT_MS });
-    const to = recordingFolder(p.kind, p.tp, d.tp);
+    const to = folderOf(p.kind);
     const manifest = await retryAfterTimeout(
       () =>
         record({
           folder: to,
-          prefill: new EngineServer(p.url, { timeoutMs: TIMEOUT_MS }),
-          decode: server,
+          prefill: server(p),
+          decode: server(d),
           transport,
           sideChannel,
           prompts: PROMPTS,
@@ -167,14 +165,14 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   test("diff with the other version's recording: KV and tokens are equal, versions and hashes differ", async ({
     skip,
   }) => {
-    const { kind, tp } = prefill();
+    const { kind } = prefill();
     const other = { ...kind, version: kind.version === "0.33" ? "0.32" : "0.33" } as const;
-    const [here, there] = [kind, other].map((each) => recordingFolder(each, tp, decode().tp));
-    if (!existsSync(join(there ?? "", "manifest.json")))
+    const there = folderOf(other);
+    if (!existsSync(join(there, "manifest.json")))
       skip(`nothing was recorded of vLLM ${other.version} yet`);
     const found = await diffRecordings(
-      await openRecording(here ?? ""),
-      await openRecording(there ?? ""),
+      await openRecording(folderOf(kind)),
+      await openRecording(there),
     );
     expect(found.filter((each) => each.kind === "result")).toEqual([]);
     const pairing = found.filter((each) => each.kind === "pairing").map(({ where }) => where);

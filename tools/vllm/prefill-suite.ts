@@ -1,19 +1,31 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describedVersion } from "@kv/protocol";
-import { createProxy } from "@kv/proxy";
 import { afterEach, beforeAll, expect, test } from "vitest";
-import { decode, plain, prefill, type TransferParams } from "./completion.js";
-import { freshId, promptVariant } from "./held-blocks.js";
-import { type OurPrefill, type OurPrefillOptions, openOurPrefill } from "./our-prefill.js";
-import { untilRepacks } from "./repacks.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
+import {
+  ask,
+  decode,
+  freshId,
+  plain,
+  prefill,
+  prefilled,
+  type TransferParams,
+} from "./completion.js";
+import { promptVariant } from "./held-blocks.js";
+import {
+  type OurPrefill,
+  type OurPrefillOptions,
+  openOurPrefill,
+  untilRepacks,
+} from "./our-prefill.js";
+import { openProxy } from "./proxy-pair.js";
 import { PEER_DIR, type VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
 import { sendInvalidInput } from "./unexpected-input-suite.js";
-import { until } from "./until.js";
+import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 const PROMPT_TOKENS = 100;
+const TOKENS = prompt(PROMPT_TOKENS);
 const OUTPUT_TOKENS = 16;
 /** Longer than the tests, so that no lease expires: freed blocks were read by D or written by P. */
 const LEASE_SECONDS = 600;
@@ -27,46 +39,41 @@ const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.j
   hf_greedy16: number[];
 };
 
-const firstBlocks = (params: TransferParams) => (params.remote_block_ids as number[][])[0] ?? [];
-
 /**
  * A real vLLM decode worker continues from KV that our own engine computed with the same weights.
  */
 export function prefillSuite(server: () => VllmServer): void {
   let p: OurPrefill | undefined;
   beforeAll(() => untilRepacks(server()));
-  afterEach(async () => {
-    await p?.instance.close();
+  const close = async () => {
+    await p?.close();
     p = undefined;
-  });
+  };
+  afterEach(close);
 
   async function open(options: Partial<OurPrefillOptions> = {}): Promise<OurPrefill> {
-    await p?.instance.close();
-    p = undefined;
+    await close();
     p = await openOurPrefill({ kind: server().kind, leaseSeconds: LEASE_SECONDS, ...options });
     return p;
   }
 
+  const leg = (ours: OurPrefill) => prefilled(ours.url, server().url, TOKENS);
+
   /** Prefills on a new P of ours, calls `beforeDecode`, and decodes on vLLM's D. */
-  async function prefillThenDecodeOnce(
+  const prefillThenDecode = (
     options: Partial<OurPrefillOptions>,
     beforeDecode: (ours: OurPrefill, params: TransferParams) => void = () => {},
-  ) {
-    const ours = await open(options);
-    const id = freshId();
-    const tokens = prompt(PROMPT_TOKENS);
-    const params = await prefill(ours.url, tokens, { id });
-    expect(ours.held()).toBe(Math.ceil(PROMPT_TOKENS / (options.blockSize ?? TINY.blockSize)));
-    beforeDecode(ours, params);
-    return {
-      ours,
-      params,
-      made: await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id }),
-    };
-  }
+  ) =>
+    retryAfterTimeout(async () => {
+      const ours = await open(options);
+      const { params, decode: decodeLeg } = await leg(ours);
+      expect(ours.held()).toBe(Math.ceil(PROMPT_TOKENS / (options.blockSize ?? TINY.blockSize)));
+      beforeDecode(ours, params);
+      return { ours, params, made: await decodeLeg(OUTPUT_TOKENS) };
+    }, handshakeTimedOut(server()));
 
-  const prefillThenDecode: typeof prefillThenDecodeOnce = (...args) =>
-    retryAfterTimeout(() => prefillThenDecodeOnce(...args), handshakeTimedOut(server()));
+  const damaged = (ours: OurPrefill, { remote_block_ids }: TransferParams) =>
+    ours.damage((remote_block_ids as number[][])[0] ?? [], PROMPT_TOKENS);
 
   /**
    * Checks that every rank of D notified or registered, that D's tokens equal those of our engine,
@@ -94,11 +101,10 @@ export function prefillSuite(server: () => VllmServer): void {
       expect(notifications).toHaveLength(Math.max(ourTp, tp));
       for (const notification of notifications) expect(notification).toMatch(/^PUSH_REG:/);
     }
-    expect(made).toEqual(await plain(ours.url, prompt(PROMPT_TOKENS), OUTPUT_TOKENS));
+    expect(made).toEqual(await plain(ours.url, TOKENS, OUTPUT_TOKENS));
   }
 
-  test("our prompt is the reference prompt", () =>
-    expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
+  test("our prompt is the reference prompt", () => expect(TOKENS).toEqual(reference.prompt));
 
   for (const ourTp of [1, 2]) {
     test(`our P with TP ${ourTp}: D generates our engine's tokens`, () => expectServed(ourTp));
@@ -110,9 +116,7 @@ export function prefillSuite(server: () => VllmServer): void {
   });
 
   test("damaged KV, an exponent bit flipped at each position: D generates other tokens", async () => {
-    const { made } = await prefillThenDecode({}, (ours, params) =>
-      ours.damage(firstBlocks(params), PROMPT_TOKENS),
-    );
+    const { made } = await prefillThenDecode({}, damaged);
     expect(made).toHaveLength(OUTPUT_TOKENS);
     expect(made).not.toEqual(reference.hf_greedy16);
   });
@@ -121,14 +125,17 @@ export function prefillSuite(server: () => VllmServer): void {
     const { kind, url: decoder } = server();
     // The handshake comes first, so that the prompts do not all wait for it.
     const { ours } = await prefillThenDecode({});
-    const proxy = createProxy({ prefillers: [ours.url], decoders: [decoder], mode: kind.mode });
+    const proxy = await openProxy({
+      prefillers: [ours.url],
+      decoders: [decoder],
+      mode: kind.mode,
+    });
     try {
-      const { url } = await proxy.listen({ port: 0 });
       const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) =>
         promptVariant(length, n),
       );
       const made = await Promise.all(
-        prompts.map((tokens) => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })),
+        prompts.map((tokens) => plain(proxy.url, tokens, OUTPUT_TOKENS, { salt: freshId() })),
       );
       for (const [n, tokens] of prompts.entries()) {
         const alone = await plain(decoder, tokens, OUTPUT_TOKENS, { salt: freshId() });
@@ -160,15 +167,12 @@ export function prefillSuite(server: () => VllmServer): void {
   });
 
   test("our P restarts at the same address: the old request fails, the next one is served", async () => {
-    const { url } = server();
     const { ours } = await prefillThenDecode({});
     const ports = [Number(new URL(ours.url).port), ours.sideChannelPort] as const;
-    const tokens = prompt(PROMPT_TOKENS);
-    const id = freshId();
-    const before = await prefill(ours.url, tokens, { id });
+    const before = await leg(ours);
     const again = await open({ ports });
     const abort = new AbortController();
-    const lost = decode(url, tokens, OUTPUT_TOKENS, before, { id, salt: id, signal: abort.signal });
+    const lost = before.decode(OUTPUT_TOKENS, { signal: abort.signal });
     if (server().kind.mode === "push") {
       // A push D of vLLM waits for its P, by default for eight minutes, so the test aborts the
       // request.
@@ -183,34 +187,29 @@ export function prefillSuite(server: () => VllmServer): void {
   });
 
   test("our P sleeps and wakes: D reads by the new registration generation, and by no other", async () => {
-    const { kind, url } = server();
+    const { kind } = server();
     // Earlier versions and push have no generation.
     if (kind.mode === "push" || kind.version !== "0.33") return;
     const { ours, params: first, made } = await prefillThenDecode({});
     expect(made).toEqual(reference.hf_greedy16);
     const call = (route: string) => fetch(`${ours.url}/${route}`, { method: "POST" });
-    const ask = async (change: object = {}) => {
-      const id = freshId();
-      const tokens = prompt(PROMPT_TOKENS);
-      const params = await prefill(ours.url, tokens, { id });
-      return {
-        params,
-        ask: () => decode(url, tokens, OUTPUT_TOKENS, { ...params, ...change }, { id, salt: id }),
-      };
-    };
     expect((await call("sleep")).status).toBe(200);
     expect((await call("wake_up")).status).toBe(200);
     const { remote_engine_id, remote_registration_generation: before } = first;
     // By the old number D takes P's cache for the one that it knows.
-    const stale = await ask({ remote_registration_generation: before });
+    const id = freshId();
+    const params = await prefill(ours.url, TOKENS, { id });
     const next = { remote_engine_id, remote_registration_generation: Number(before) + 1 };
-    expect(stale.params).toMatchObject(next);
-    await expect(stale.ask()).rejects.toThrow(/answered 500/);
+    expect(params).toMatchObject(next);
+    const stale = { ...params, remote_registration_generation: before };
+    await expect(
+      decode(server().url, TOKENS, OUTPUT_TOKENS, stale, { id, salt: id }),
+    ).rejects.toThrow(/answered 500/);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
-    const lost = await ask();
+    const lost = await leg(ours);
     expect((await call("sleep")).status).toBe(200);
     expect(ours.held()).toBe(0);
-    await expect(lost.ask()).rejects.toThrow(/answered 500/);
+    await expect(lost.decode(OUTPUT_TOKENS)).rejects.toThrow(/answered 500/);
     expect((await call("wake_up")).status).toBe(200);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
@@ -223,10 +222,7 @@ export function prefillSuite(server: () => VllmServer): void {
   async function served(ours: OurPrefill): Promise<readonly number[]> {
     return retryAfterTimeout(async () => {
       const before = ours.held();
-      const id = freshId();
-      const tokens = prompt(PROMPT_TOKENS);
-      const params = await prefill(ours.url, tokens, { id });
-      const made = await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
+      const made = await (await leg(ours)).decode(OUTPUT_TOKENS);
       await until(() => ours.held() <= before, "our prefill side has freed the blocks");
       return made;
     }, handshakeTimedOut(server()));
@@ -251,10 +247,7 @@ export function prefillSuite(server: () => VllmServer): void {
         return;
       }
       await expectServed(1, { blockSize, announcesPeerBlocks: isPush });
-      const { made } = await prefillThenDecode(
-        { blockSize, announcesPeerBlocks: isPush },
-        (ours, params) => ours.damage(firstBlocks(params), PROMPT_TOKENS),
-      );
+      const { made } = await prefillThenDecode({ blockSize, announcesPeerBlocks: isPush }, damaged);
       expect(made).not.toEqual(reference.hf_greedy16);
     });
   }
@@ -267,15 +260,8 @@ export function prefillSuite(server: () => VllmServer): void {
       void logged.push(`${event} ${JSON.stringify(fields)}`);
     const log = { debug() {}, info: note, warn: note, error: note };
     const ours = await open({ blockSize: 16, log });
-    const id = freshId();
-    const tokens = prompt(PROMPT_TOKENS);
-    const params = await prefill(ours.url, tokens, { id });
     const abort = new AbortController();
-    const waits = decode(url, tokens, OUTPUT_TOKENS, params, {
-      id,
-      salt: id,
-      signal: abort.signal,
-    });
+    const waits = (await leg(ours)).decode(OUTPUT_TOKENS, { signal: abort.signal });
     await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
     expect(logged.join("\n")).toMatch(
       /kernel blocks of 32 tokens and this one of 16, and announces 16/,
@@ -285,13 +271,13 @@ export function prefillSuite(server: () => VllmServer): void {
     await expect(waits).rejects.toThrow();
     // The proxy reads both side channels, and answers without a leg.
     const at = (port: number) => ({ host: "127.0.0.1", port });
-    const proxy = createProxy({
+    const opened = await openProxy({
       prefillers: [{ url: ours.url, kv: at(ours.sideChannelPort) }],
       decoders: [{ url, kv: at(sideChannelPort) }],
       mode: "push",
     });
+    const { proxy } = opened;
     try {
-      const { url: entry } = await proxy.listen({ port: 0 });
       await until(
         () => proxy.status().decoders[0]?.pairing?.state === "unpaired",
         "the pair is checked",
@@ -299,18 +285,17 @@ export function prefillSuite(server: () => VllmServer): void {
       expect(proxy.status().decoders[0]?.pairing?.differences).toEqual([
         { factor: "block_size", prefill: "16", decode: "32" },
       ]);
-      const answer = await fetch(`${entry}/v1/completions`, {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify({ prompt: tokens, max_tokens: 1 }),
-        signal: AbortSignal.timeout(2000),
-      });
+      const answer = await ask(
+        `${opened.url}/v1/completions`,
+        { prompt: TOKENS, max_tokens: 1 },
+        { signal: AbortSignal.timeout(2000) },
+      );
       expect(answer.status).toBe(503);
       expect(await answer.text()).toMatch(/block_size/);
     } finally {
-      await proxy.close();
+      await opened.close();
     }
-    expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(
+    expect(await plain(url, TOKENS, OUTPUT_TOKENS, { salt: freshId() })).toEqual(
       reference.hf_greedy16,
     );
   });

@@ -2,45 +2,16 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createProxy, type ProxyOptions } from "@kv/proxy";
-import { afterAll, afterEach, beforeAll, beforeEach } from "vitest";
+import { afterAll, afterEach, beforeAll } from "vitest";
 import { words } from "./boundary-cases.js";
-import { ONE_USE, plain } from "./completion.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import { PEER_DIR, showLogs, startVllm, type VllmOptions, type VllmServer } from "./server.js";
+import { ask } from "./completion.js";
+import { untilFreed, usage } from "./held-blocks.js";
+import { PEER_DIR, type VllmOptions, type VllmServer, vllmServers } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
-import { until } from "./until.js";
+import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 /** One vLLM P and one vLLM D behind `kv-proxy`, and the state of P's blocks. */
-export interface ProxyPair {
-  readonly p: VllmServer;
-  readonly d: VllmServer;
-  /**
-   * Opens a proxy for one test and closes it after the test. By default its servers are this P and
-   * this D.
-   */
-  proxied(more?: Partial<ProxyOptions>): Promise<OpenProxy>;
-  /**
-   * Registers something to close after the test. Things are closed in the order of registration.
-   */
-  closing(what: { close(): Promise<void> }): void;
-  /** The share of P's blocks that is in use. */
-  held(): Promise<number>;
-  /**
-   * Waits until P has freed its blocks, at most half a lease, so that only a notification can have
-   * freed them.
-   */
-  freed(): Promise<void>;
-  /**
-   * Waits until P holds no blocks, also by the end of a lease, so that the next test does not see
-   * blocks of this one.
-   */
-  leaseEnded(): Promise<void>;
-  idle(server: VllmServer): Promise<void>;
-  /** Starts a further server with the options of P and D, and stops it after the suite. */
-  start(role: string, more?: Partial<VllmOptions>): Promise<VllmServer>;
-  /** Ends P or D, and starts it at the same addresses. */
-  restart(role: "p" | "d", more?: Partial<VllmOptions>): Promise<void>;
-}
+export type ProxyPair = ReturnType<typeof proxyPair>;
 
 /** Blocks that are freed before the end of the lease were freed by a notification. */
 const LEASE_SECONDS = 45;
@@ -70,8 +41,11 @@ const CALL_WORDS = [
 const FIRST_CALL_WORD = 1014;
 
 export interface PairOptions {
-  /** Keys of `kv_connector_extra_config`. */
-  readonly extra?: Readonly<Record<string, unknown>>;
+  /** Of the proxy. */
+  readonly base?: Partial<ProxyOptions>;
+  /** Of both servers. */
+  readonly args?: readonly string[];
+  readonly extra?: VllmOptions["extra"];
   /**
    * Each word of a text is one token, so that an answer has the same tokens in the next prompt.
    * Else `t277` is the special token `t2` and something unknown.
@@ -79,108 +53,71 @@ export interface PairOptions {
   readonly hasWholeWords?: boolean;
 }
 
-/**
- * Starts both servers, with `more` arguments, before the tests of a suite and stops them after it.
- */
+/** Starts both servers before the tests of a suite and stops them after it. */
 export function proxyPair(
   kind: PeerKind,
-  base: Partial<ProxyOptions> = {},
-  more: readonly string[] = [],
-  { extra = {}, hasWholeWords = false }: PairOptions = {},
-): ProxyPair {
+  { base = {}, args = [], extra = {}, hasWholeWords = false }: PairOptions = {},
+) {
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-live-"));
   const open: { close(): Promise<void> }[] = [];
-  const servers = new Map<string, VllmServer>();
+  const servers = vllmServers({
+    kind,
+    extra,
+    blocks: BLOCKS,
+    leaseSeconds: LEASE_SECONDS,
+    args: [...argumentsOf(folder, hasWholeWords), ...args],
+  });
   let unused = 0;
-  const started = (role: string) => {
-    const server = servers.get(role);
-    if (server === undefined) throw new Error(`${role} was not started`);
-    return server;
-  };
-  const used = () => started("p").metric("vllm:kv_cache_usage_perc");
-  async function start(role: string, options: Partial<VllmOptions> = {}): Promise<VllmServer> {
-    const server = await startVllm({
-      kind,
-      name: `proxy-${kind.mode}-${kind.version}-${role}`,
-      blocks: BLOCKS,
-      extra,
-      leaseSeconds: LEASE_SECONDS,
-      ...options,
-      args: [...argumentsOf(folder, hasWholeWords), ...more, ...(options.args ?? [])],
-    });
-    servers.set(role, server);
-    return server;
-  }
 
-  /**
-   * Waits until P holds nothing. P handles notifications and leases only when it computes
-   * something, so each check sends it a small request.
-   */
-  function holdsNothing(what: string, timeoutMs: number): Promise<void> {
-    const holds = async () => {
-      await plain(started("p").url, [20, 30], 1);
-      return (await used()) <= unused;
-    };
-    return until(holds, what, { timeoutMs });
-  }
-
-  const pair: ProxyPair = {
+  const pair = {
+    kind,
     get p() {
-      return started("p");
+      return servers.of("p");
     },
     get d() {
-      return started("d");
+      return servers.of("d");
     },
-    async proxied(more = {}) {
-      const opened = await openProxy({
-        prefillers: [pair.p.url],
-        decoders: [pair.d.url],
-        ...base,
-        ...more,
-      });
+    /** Opens a proxy for one test. By default its servers are this P and this D. */
+    async proxied(more: Partial<ProxyOptions> = {}): Promise<OpenProxy> {
+      const own = { prefillers: [pair.p.url], decoders: [pair.d.url] };
+      const opened = await openProxy({ ...own, ...base, ...more });
       pair.closing(opened);
       return opened;
     },
-    held: used,
-    closing: (what) => void open.push(what),
-    freed: () => holdsNothing("P has freed its blocks", (LEASE_SECONDS * 1000) / 2),
-    leaseEnded: () => holdsNothing("the lease has ended", 4 * LEASE_SECONDS * 1000),
-    idle: (server) =>
+    /** Registers something to close after the test, in the order of registration. */
+    closing: (what: { close(): Promise<void> }) => void open.push(what),
+    /** The share of P's blocks that is in use. */
+    held: () => usage(pair.p),
+    /** Waits for at most half a lease, so that only a notification can have freed P's blocks. */
+    freed: () => untilFreed(pair.p, unused, (LEASE_SECONDS * 1000) / 2),
+    /** Waits until P holds no blocks, also by the end of a lease, for the sake of the next test. */
+    leaseEnded: () => untilFreed(pair.p, unused, 4 * LEASE_SECONDS * 1000),
+    idle: (server: VllmServer) =>
       until(
         async () => (await server.metric("vllm:num_requests_running")) === 0,
         `${server.name} is idle`,
       ),
-    start,
-    async restart(role, options) {
-      const { port, sideChannelPort, stop } = started(role);
-      await stop();
-      await start(role, { ports: [port, sideChannelPort], ...options });
-    },
+    /** Starts a further server with the options of P and D. */
+    start: servers.start,
+    restart: servers.restart,
   };
 
   beforeAll(async () => {
     // In parallel, because most of the start is spent in Python imports.
-    const [p, d] = await Promise.all([start("p"), start("d")]);
-    unused = await used();
+    const [p, d] = await Promise.all([servers.start("p"), servers.start("d")]);
+    unused = await usage(p);
     const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...base });
-    const timeouts = [p, d].map(handshakeTimedOut);
-    // The pair's first handshake. On a busy machine it may take longer than the five seconds that
-    // vLLM allows.
     await retryAfterTimeout(
       async () => {
         const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
         const answer = await ask(`${url}/v1/completions`, body);
         if (answer.status !== 200) throw new Error(await answer.text());
       },
-      () => timeouts.map((timedOut) => timedOut()).includes(true),
+      handshakeTimedOut(p, d),
     );
     await close();
   });
-  afterAll(async () => {
-    await Promise.all([...servers.values()].map((server) => server.stop()));
-    rmSync(folder, { recursive: true, force: true });
-  });
-  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(...servers.values())));
+  afterAll(() => rmSync(folder, { recursive: true, force: true }));
   afterEach(async () => {
     for (const one of open.splice(0)) await one.close();
   });
@@ -189,23 +126,11 @@ export function proxyPair(
 
 export type OpenProxy = Awaited<ReturnType<typeof openProxy>>;
 
-async function openProxy(options: ProxyOptions) {
+/** A proxy on a free port. */
+export async function openProxy(options: ProxyOptions) {
   const proxy = createProxy(options);
   const { url } = await proxy.listen({ port: 0 });
   return { url, proxy, close: () => proxy.close({ graceMs: 0 }) };
-}
-
-export function ask(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
-  return fetch(url, {
-    method: "POST",
-    ...init,
-    headers: {
-      "content-type": "application/json",
-      ...ONE_USE,
-      ...(init.headers as Record<string, string>),
-    },
-    body: JSON.stringify(body),
-  });
 }
 
 /**

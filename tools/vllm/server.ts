@@ -1,12 +1,21 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { createWriteStream, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import {
+  createWriteStream,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+} from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { afterAll, beforeEach } from "vitest";
 import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
+import { until } from "./until.js";
 
 /** The folder into which `setup.sh` installs the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
@@ -19,6 +28,13 @@ export function sourcesOf(version: PeerKind["version"]): string {
   return join(lib, python, "site-packages");
 }
 
+/** Recordings are kept: a run against another version can be compared with them. */
+export function recordingFolder(name: string): string {
+  const folder = join(PEER_DIR, "recordings", name);
+  mkdirSync(folder, { recursive: true });
+  return folder;
+}
+
 export interface VllmOptions {
   readonly kind: PeerKind;
   /** The name in messages. */
@@ -29,11 +45,10 @@ export interface VllmOptions {
   /** Blocks of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
-  /** Further keys of `kv_connector_extra_config`. */
+  /** Keys of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Additional arguments of vLLM's API server. */
+  /** Of vLLM's API server. */
   readonly args?: readonly string[];
-  /** Additional environment variables. */
   readonly env?: Readonly<Record<string, string>>;
 }
 
@@ -133,32 +148,72 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     },
   };
   try {
-    await healthy(url, () => ended);
+    const isHealthy = async () => {
+      if (ended) throw new Error("its process ended");
+      return (
+        (await fetch(`${url}/health`, { headers: ONE_USE }).catch(() => undefined))?.ok === true
+      );
+    };
+    await until(isHealthy, "healthy", { timeoutMs: READY_WITHIN_MS, everyMs: POLL_MS });
     await plain(url, prompt(40), 2);
   } catch (error) {
-    const lines = log().split("\n").slice(-SHOWN_LINES).join("\n");
+    const lines = lastLines(server);
     await server.stop();
     throw new Error(`vLLM ${kind.version} "${name}" did not start: ${String(error)}\n${lines}`);
   }
   return server;
 }
 
-/** Prints the last lines of the servers' logs to the terminal, for a failed test. */
-export function showLogs(...servers: readonly (VllmServer | undefined)[]): void {
-  for (const server of servers) {
-    if (server === undefined) continue;
-    const lines = server.log().split("\n").slice(-SHOWN_LINES);
-    process.stderr.write(`--- vLLM "${server.name}", last lines\n${lines.join("\n")}\n`);
-  }
-}
+const lastLines = (server: VllmServer) => server.log().split("\n").slice(-SHOWN_LINES).join("\n");
 
-async function healthy(url: string, ended: () => boolean): Promise<void> {
-  const until = Date.now() + READY_WITHIN_MS;
-  while (!ended()) {
-    const answer = await fetch(`${url}/health`, { headers: ONE_USE }).catch(() => undefined);
-    if (answer?.ok === true) return;
-    if (Date.now() > until) throw new Error(`not healthy within ${READY_WITHIN_MS / 1000} s`);
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+/**
+ * The servers of a suite, by name. They are stopped after it, and the last lines of their logs are
+ * shown where a test fails.
+ */
+export function vllmServers(common: Omit<VllmOptions, "name">) {
+  const starts = new Map<string, Promise<VllmServer>>();
+  const options = new Map<string, Partial<VllmOptions>>();
+  const running = new Map<string, VllmServer>();
+
+  afterAll(async () => {
+    const ends = await Promise.allSettled(starts.values());
+    await Promise.all(
+      ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)),
+    );
+  });
+  beforeEach(({ onTestFailed }) =>
+    onTestFailed(() => {
+      for (const server of running.values())
+        process.stderr.write(`--- vLLM "${server.name}", last lines\n${lastLines(server)}\n`);
+    }),
+  );
+
+  function of(name: string): VllmServer {
+    const server = running.get(name);
+    if (server === undefined) throw new Error(`${name} was not started`);
+    return server;
   }
-  throw new Error("its process ended");
+
+  /** Starts a server with further options, unless it was started. */
+  async function start(name: string, more: Partial<VllmOptions> = {}): Promise<VllmServer> {
+    const all = { ...common, ...more, args: [...(common.args ?? []), ...(more.args ?? [])] };
+    const { mode, version } = all.kind;
+    const begun = starts.get(name) ?? startVllm({ ...all, name: `${mode}-${version}-${name}` });
+    starts.set(name, begun);
+    options.set(name, more);
+    running.set(name, await begun);
+    return begun;
+  }
+
+  return {
+    of,
+    start,
+    /** Ends a server, and starts it at the same addresses. */
+    async restart(name: string, more: Partial<VllmOptions> = {}): Promise<void> {
+      const { port, sideChannelPort, stop } = of(name);
+      await stop();
+      starts.delete(name);
+      await start(name, { ...options.get(name), ports: [port, sideChannelPort], ...more });
+    },
+  };
 }

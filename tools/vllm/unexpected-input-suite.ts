@@ -10,9 +10,9 @@ import {
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
-import { ONE_USE } from "./completion.js";
+import { freshId, ONE_USE } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
+import { otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
 import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
 import type { VllmServer } from "./server.js";
 import { factorsOf, prompt, TINY } from "./tiny-peer.js";
@@ -130,9 +130,7 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
         extra,
         sideChannel: asFutureVersion(server(), zmqSideChannel()),
       });
-      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), {
-        id: freshId(),
-      });
+      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
       const asked = requestOf(otherLegId(params.remote_request_id), RECORDED_TOKENS, params);
       return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
     };

@@ -10,6 +10,42 @@ export async function until(
   const end = Date.now() + timeoutMs;
   while (!(await holds())) {
     if (Date.now() > end) throw new Error(`not within ${timeoutMs} ms: ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, everyMs));
+    await sleep(everyMs);
   }
+}
+
+export const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
+
+const ATTEMPTS = 3;
+
+/**
+ * Runs `work`, and retries it after a handshake timeout, but after no other error. On two busy
+ * cores a process may not run for the five seconds that vLLM allows for a handshake.
+ */
+export async function retryAfterTimeout<T>(
+  work: () => Promise<T>,
+  timedOut: (error: unknown) => boolean,
+): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (attempt === ATTEMPTS || !timedOut(error)) throw error;
+      process.stderr.write("a handshake timed out on a busy machine: retrying\n");
+    }
+  }
+}
+
+/** Returns whether a handshake of these vLLM servers has timed out since the last call. */
+export function handshakeTimedOut(...servers: readonly { log(): string }[]): () => boolean {
+  const ends = servers.map((server) => server.log().length);
+  return () => {
+    const timedOut = servers.map((server, at) => {
+      const log = server.log();
+      const news = log.slice(ends[at]);
+      ends[at] = log.length;
+      return news.includes("zmq.error.Again");
+    });
+    return timedOut.includes(true);
+  };
 }

@@ -1,9 +1,14 @@
 import { afterEach, beforeAll, beforeEach, expect, test } from "vitest";
-import { complete, completionBody, decode, plain, prefill } from "./completion.js";
-import { freshId } from "./held-blocks.js";
-import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
-import { untilRepacks } from "./repacks.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
+import {
+  complete,
+  completionBody,
+  freshId,
+  handedOver,
+  plain,
+  prefill,
+  prefilled,
+} from "./completion.js";
+import { type OurPrefill, openOurPrefill, untilRepacks } from "./our-prefill.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
@@ -60,21 +65,17 @@ export function waitingSuite(server: () => VllmServer): void {
   });
   afterEach(async () => {
     busy.abort();
-    await ours?.instance.close();
+    await ours?.close();
   });
 
   /**
    * Pairs with the peer before it is busy, so that a waiting request does not also wait for a
    * handshake.
    */
-  function paired(): Promise<unknown> {
-    return retryAfterTimeout(async () => {
-      const id = freshId();
-      const params = await prefill(ours.url, TOKENS, { id });
-      await decode(server().url, TOKENS, 1, params, { id, salt: id });
-      await until(() => ours.held() === 0, "the blocks are freed");
-      logged.length = 0;
-    }, handshakeTimedOut(server()));
+  async function paired(): Promise<void> {
+    await handedOver(ours.url, server(), TOKENS, 1);
+    await until(() => ours.held() === 0, "the blocks are freed");
+    logged.length = 0;
   }
 
   /**
@@ -95,9 +96,8 @@ export function waitingSuite(server: () => VllmServer): void {
   test("request waits at D beyond our lease: heartbeats keep our blocks", async () => {
     await paired();
     await keepBusy();
-    const id = freshId();
-    const params = await prefill(ours.url, TOKENS, { id });
-    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
+    const leg = await prefilled(ours.url, server().url, TOKENS);
+    const answer = leg.decode(OUTPUT_TOKENS);
     await until(() => beats().length >= BEATS, "heartbeats have come", { timeoutMs: 120_000 });
     expect(logged).not.toContain("lease-expired");
     expect(ours.held()).toBe(4);
@@ -109,14 +109,9 @@ export function waitingSuite(server: () => VllmServer): void {
 
   test("client aborts while its request waits at D: our blocks are freed; in pull by a notification, before the lease expires", async () => {
     await keepBusy();
-    const id = freshId();
-    const params = await prefill(ours.url, TOKENS, { id });
+    const { params, decode } = await prefilled(ours.url, server().url, TOKENS);
     const client = new AbortController();
-    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, {
-      id,
-      salt: id,
-      signal: client.signal,
-    });
+    const answer = decode(OUTPUT_TOKENS, { signal: client.signal });
     await until(() => beats().length > 0, "the peer knows the request");
     client.abort();
     await expect(answer).rejects.toThrow();
