@@ -6,13 +6,31 @@ export interface BoundaryCase {
   readonly name: string;
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
   readonly body: Readonly<Record<string, unknown>>;
+  /**
+   * "passes": the toy proxy answers correctly too, so the case only guards `kv-proxy` against
+   * regressions. "leaks": it does, but P holds some of the blocks until their lease expires.
+   */
+  readonly toy?: "passes" | "leaks" | undefined;
   /** A string that the answer must contain. Without it the case tests nothing. */
-  readonly mustContain?: string;
-  /** The toy proxy answers correctly too. The case only guards `kv-proxy` against regressions. */
-  readonly toyPasses?: true;
-  /** The toy proxy answers correctly, but P holds some of the blocks until their lease expires. */
-  readonly toyLeaks?: true;
+  readonly mustContain?: string | undefined;
 }
+
+/** What a case has besides the usual body of its route. */
+type Row = readonly [
+  name: string,
+  more: BoundaryCase["body"],
+  toy?: BoundaryCase["toy"],
+  mustContain?: string,
+];
+
+const casesOf = (path: BoundaryCase["path"], base: object, rows: readonly Row[]): BoundaryCase[] =>
+  rows.map(([name, more, toy, mustContain]) => ({
+    name,
+    path,
+    body: { ...base, ...more },
+    toy,
+    mustContain,
+  }));
 
 /** A prompt of words of the tiny model's vocabulary. Another `seed` gives another prompt. */
 export function words(count: number, seed: number): string {
@@ -39,246 +57,155 @@ const parameters = {
 };
 const tools = ["f", "g"].map((name) => ({ type: "function", function: { name, parameters } }));
 const greedy = { model: "tiny", temperature: 0, max_tokens: 8, ignore_eos: true };
-const sampled = { ...greedy, temperature: 0.9, seed: 7 };
+const sampled = { temperature: 0.9, seed: 7 };
 const counted = { stream: true, stream_options: { include_usage: true } };
+const CALL = '"arguments":';
+const OBJECT = '{\\"a\\":';
+const format = { type: "json_schema", json_schema: { name: "a", schema: parameters } };
+const structured = { ignore_eos: false, max_tokens: 24, response_format: format };
+
+const completions = casesOf("/v1/completions", { ...greedy, prompt: one }, [
+  ["one prompt", {}, "passes"],
+  ["several prompts", { prompt: several }],
+  ["several prompts as token ids", { prompt: ids.slice(1) }],
+  ["one prompt as token ids", { prompt: ids[0] }, "passes"],
+  ["n 3", { ...sampled, n: 3 }, "leaks"],
+  ["several prompts, n 2", { ...sampled, prompt: several, n: 2 }],
+  ["min_tokens 6", { min_tokens: 6 }],
+  ["max_tokens 1", { max_tokens: 1 }, "passes"],
+  ["echo", { echo: true }, "passes"],
+  ["echo with logprobs", { echo: true, logprobs: 2 }, "passes"],
+  ["prompt_logprobs", { prompt_logprobs: 1 }, "passes"],
+  ["logprobs", { logprobs: 3 }, "passes"],
+  ["a stream with usage", counted],
+  ["a stream of several prompts", { prompt: several, ...counted }],
+  ["a stream with n 2", { ...sampled, n: 2, ...counted }],
+  // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts,
+  // n 2, a stream.
+  ["max_tokens 1, several prompts", { prompt: several, max_tokens: 1 }],
+  ["max_tokens 1, streamed", { max_tokens: 1, min_tokens: 1, ...counted }],
+  ["echo, n 2", { ...sampled, echo: true, n: 2 }, "leaks"],
+  [
+    "echo with logprobs, several prompts",
+    { prompt: twoBlocksEach, echo: true, logprobs: 2 },
+    "leaks",
+  ],
+  ["prompt_logprobs, several prompts", { prompt: twoBlocksEach, prompt_logprobs: 1 }, "leaks"],
+  ["logprobs, n 2", { ...sampled, logprobs: 3, n: 2 }, "leaks"],
+  // P's leg has none of these members.
+  ["response_format", structured, "passes", OBJECT],
+  ["stop", { stop: [" t1", " t2"] }, "passes"],
+  ["logprob_token_ids", { logprobs: 1, logprob_token_ids: [11, 12] }, "passes"],
+  [
+    "echo with logprobs and logprob_token_ids",
+    { echo: true, logprobs: 1, logprob_token_ids: [11, 12] },
+    "passes",
+  ],
+]);
+
+const uncalled = {
+  tools,
+  tool_choice: "none",
+  chat_template_kwargs: { extra: "t77 t78" },
+};
 /**
  * Guided decoding forces the tiny model to call a tool. The model chooses the tool and the
  * arguments.
  */
-const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
-const CALL = '"arguments":';
+const calling = { tools, max_tokens: 24, ignore_eos: false, tool_choice: "required" };
 const callOfF = { type: "function", function: { name: "f" } };
-const format = { type: "json_schema", json_schema: { name: "a", schema: parameters } };
-const OBJECT = '{\\"a\\":';
+const chats = casesOf("/v1/chat/completions", { ...greedy, messages }, [
+  ["a chat", {}, "passes"],
+  ["a chat with tools and chat_template_kwargs", uncalled, "passes"],
+  ["a chat with n 2", { ...sampled, n: 2 }, "leaks"],
+  ["a chat with max_completion_tokens and min_tokens", { max_completion_tokens: 5, min_tokens: 5 }],
+  ["a chat with prompt_logprobs", { prompt_logprobs: 1 }, "passes"],
+  ["a chat, streamed", counted],
+  ["a chat with tools and chat_template_kwargs, n 2", { ...sampled, ...uncalled, n: 2 }, "leaks"],
+  ["a chat with prompt_logprobs, n 2", { ...sampled, prompt_logprobs: 1, n: 2 }, "leaks"],
+  ["tool_choice with a named function", { ...calling, tool_choice: callOfF }, "passes", CALL],
+  ["tool_choice required", calling, "passes", CALL],
+  ["tool_choice required, streamed", { ...calling, ...counted }, undefined, CALL],
+  ["tool_choice required, n 3", { ...calling, ...sampled, n: 3 }, "leaks", CALL],
+  [
+    "a chat with response_format and logprobs",
+    { ...structured, logprobs: true, top_logprobs: 2 },
+    "passes",
+    OBJECT,
+  ],
+]);
 
-const completions: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "one prompt", body: { ...greedy, prompt: one }, toyPasses: true },
-  { name: "several prompts", body: { ...greedy, prompt: several } },
-  { name: "several prompts as token ids", body: { ...greedy, prompt: ids.slice(1) } },
-  { name: "one prompt as token ids", body: { ...greedy, prompt: ids[0] }, toyPasses: true },
-  { name: "n 3", body: { ...sampled, prompt: one, n: 3 }, toyLeaks: true },
-  { name: "several prompts, n 2", body: { ...sampled, prompt: several, n: 2 } },
-  { name: "min_tokens 6", body: { ...greedy, prompt: one, min_tokens: 6 } },
-  { name: "max_tokens 1", body: { ...greedy, prompt: one, max_tokens: 1 }, toyPasses: true },
-  { name: "echo", body: { ...greedy, prompt: one, echo: true }, toyPasses: true },
-  {
-    name: "echo with logprobs",
-    body: { ...greedy, prompt: one, echo: true, logprobs: 2 },
-    toyPasses: true,
-  },
-  {
-    name: "prompt_logprobs",
-    body: { ...greedy, prompt: one, prompt_logprobs: 1 },
-    toyPasses: true,
-  },
-  { name: "logprobs", body: { ...greedy, prompt: one, logprobs: 3 }, toyPasses: true },
-  { name: "a stream with usage", body: { ...greedy, prompt: one, ...counted } },
-  { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
-  { name: "a stream with n 2", body: { ...sampled, prompt: one, n: 2, ...counted } },
-  // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts,
-  // n 2, a stream.
-  { name: "max_tokens 1, several prompts", body: { ...greedy, prompt: several, max_tokens: 1 } },
-  {
-    name: "max_tokens 1, streamed",
-    body: { ...greedy, prompt: one, max_tokens: 1, min_tokens: 1, ...counted },
-  },
-  { name: "echo, n 2", body: { ...sampled, prompt: one, echo: true, n: 2 }, toyLeaks: true },
-  {
-    name: "echo with logprobs, several prompts",
-    body: { ...greedy, prompt: twoBlocksEach, echo: true, logprobs: 2 },
-    toyLeaks: true,
-  },
-  {
-    name: "prompt_logprobs, several prompts",
-    body: { ...greedy, prompt: twoBlocksEach, prompt_logprobs: 1 },
-    toyLeaks: true,
-  },
-  { name: "logprobs, n 2", body: { ...sampled, prompt: one, logprobs: 3, n: 2 }, toyLeaks: true },
-  // P's leg has none of these members.
-  {
-    name: "response_format",
-    body: { ...greedy, prompt: one, ignore_eos: false, max_tokens: 24, response_format: format },
-    mustContain: OBJECT,
-    toyPasses: true,
-  },
-  { name: "stop", body: { ...greedy, prompt: one, stop: [" t1", " t2"] }, toyPasses: true },
-  {
-    name: "logprob_token_ids",
-    body: { ...greedy, prompt: one, logprobs: 1, logprob_token_ids: [11, 12] },
-    toyPasses: true,
-  },
-  {
-    name: "echo with logprobs and logprob_token_ids",
-    body: { ...greedy, prompt: one, echo: true, logprobs: 1, logprob_token_ids: [11, 12] },
-    toyPasses: true,
-  },
-];
-
-const chats: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "a chat", body: { ...greedy, messages }, toyPasses: true },
-  {
-    name: "a chat with tools and chat_template_kwargs",
-    body: {
-      ...greedy,
-      messages,
-      tools,
-      tool_choice: "none",
-      chat_template_kwargs: { extra: "t77 t78" },
-    },
-    toyPasses: true,
-  },
-  { name: "a chat with n 2", body: { ...sampled, messages, n: 2 }, toyLeaks: true },
-  {
-    name: "a chat with max_completion_tokens and min_tokens",
-    body: { ...greedy, messages, max_completion_tokens: 5, min_tokens: 5 },
-  },
-  {
-    name: "a chat with prompt_logprobs",
-    body: { ...greedy, messages, prompt_logprobs: 1 },
-    toyPasses: true,
-  },
-  { name: "a chat, streamed", body: { ...greedy, messages, ...counted } },
-  {
-    name: "a chat with tools and chat_template_kwargs, n 2",
-    body: {
-      ...sampled,
-      messages,
-      tools,
-      tool_choice: "none",
-      chat_template_kwargs: { extra: "t77 t78" },
-      n: 2,
-    },
-    toyLeaks: true,
-  },
-  {
-    name: "a chat with prompt_logprobs, n 2",
-    body: { ...sampled, messages, prompt_logprobs: 1, n: 2 },
-    toyLeaks: true,
-  },
-  {
-    name: "tool_choice with a named function",
-    body: { ...calling, tool_choice: callOfF },
-    mustContain: CALL,
-    toyPasses: true,
-  },
-  {
-    name: "tool_choice required",
-    body: { ...calling, tool_choice: "required" },
-    mustContain: CALL,
-    toyPasses: true,
-  },
-  {
-    name: "tool_choice required, streamed",
-    body: { ...calling, tool_choice: "required", ...counted },
-    mustContain: CALL,
-  },
-  {
-    name: "tool_choice required, n 3",
-    body: { ...calling, temperature: 0.9, seed: 7, tool_choice: "required", n: 3 },
-    mustContain: CALL,
-    toyLeaks: true,
-  },
-  {
-    name: "a chat with response_format and logprobs",
-    body: {
-      ...calling,
-      tools: undefined,
-      response_format: format,
-      logprobs: true,
-      top_logprobs: 2,
-    },
-    mustContain: OBJECT,
-    toyPasses: true,
-  },
-];
-
-const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
+const longer = { max_output_tokens: 24 };
 const functions = ["f", "g"].map((name) => ({ type: "function", name, parameters }));
-const responses: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "the Responses API", body: response },
-  { name: "the Responses API, streamed", body: { ...response, stream: true } },
-  {
-    name: "the Responses API with a text format",
-    body: {
-      ...response,
-      max_output_tokens: 24,
-      text: { format: { ...format.json_schema, type: "json_schema" } },
-    },
-    mustContain: OBJECT,
-  },
+const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
+const responses = casesOf("/v1/responses", response, [
+  ["the Responses API", {}],
+  ["the Responses API, streamed", { stream: true }],
+  [
+    "the Responses API with a text format",
+    { ...longer, text: { format: { ...format.json_schema, type: "json_schema" } } },
+    undefined,
+    OBJECT,
+  ],
   ...["required", { type: "function", name: "f" }].flatMap((tool_choice) =>
-    [false, true].map((stream) => ({
-      name: `the Responses API with the tool choice ${JSON.stringify(tool_choice)}${stream ? ", streamed" : ""}`,
-      body: { ...response, max_output_tokens: 24, tools: functions, tool_choice, stream },
-      mustContain: '"arguments":',
-    })),
+    [false, true].map(
+      (stream): Row => [
+        `the Responses API with the tool choice ${JSON.stringify(tool_choice)}${stream ? ", streamed" : ""}`,
+        { ...longer, tools: functions, tool_choice, stream },
+        undefined,
+        CALL,
+      ],
+    ),
   ),
-];
+]);
 
-const message = { model: "tiny", temperature: 0, max_tokens: 8, messages };
 const messageTools = ["f", "g"].map((name) => ({ name, input_schema: parameters }));
-const callingMessage = { ...message, max_tokens: 24, tools: messageTools };
-const messagesApi: readonly Omit<BoundaryCase, "path">[] = [
-  ...[false, true].flatMap((stream) => {
+const message = { model: "tiny", temperature: 0, max_tokens: 8, messages };
+const messagesApi = casesOf("/v1/messages", message, [
+  ...[false, true].flatMap((stream): Row[] => {
     const how = stream ? ", streamed" : "";
     return [
-      { name: `a message${how}`, body: { ...message, stream } },
-      {
-        name: `a message with a system prompt${how}`,
-        body: { ...message, system: words(9, 7), stream },
-      },
-      {
-        name: `a message with tools that are not called${how}`,
-        body: { ...message, tools: messageTools, tool_choice: { type: "none" }, stream },
-      },
-      {
-        name: `a message with stop_sequences${how}`,
-        body: { ...message, stop_sequences: [" t1", " t2"], stream },
-      },
+      [`a message${how}`, { stream }],
+      [`a message with a system prompt${how}`, { system: words(9, 7), stream }],
+      [
+        `a message with tools that are not called${how}`,
+        { tools: messageTools, tool_choice: { type: "none" }, stream },
+      ],
+      [`a message with stop_sequences${how}`, { stop_sequences: [" t1", " t2"], stream }],
       // With one token of its arguments, vLLM answers 400.
       ...[{ type: "tool", name: "f" }, { type: "tool", name: "g" }, { type: "any" }].map(
-        (tool_choice) => ({
-          name: `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
-          body: { ...callingMessage, tool_choice, stream },
-          mustContain: "tool_use",
-        }),
+        (tool_choice): Row => [
+          `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
+          { max_tokens: 24, tools: messageTools, tool_choice, stream },
+          undefined,
+          "tool_use",
+        ],
       ),
     ];
   }),
-  {
-    name: "a message with an output format",
-    body: {
-      ...message,
+  [
+    "a message with an output format",
+    {
       max_tokens: 24,
       output_config: { format: { type: "json_schema", schema: parameters } },
     },
-    mustContain: OBJECT,
-  },
-];
+    undefined,
+    OBJECT,
+  ],
+]);
 
 /** Requests that a server refuses. The proxy must return the server's status and message. */
-export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "temperature out of range", body: { ...greedy, prompt: one, temperature: -1 } },
-  { name: "an unknown model", body: { ...greedy, prompt: one, model: "other" } },
-  { name: "a prompt longer than max_model_len", body: { ...greedy, prompt: words(1100, 5) } },
+export const REFUSALS = casesOf("/v1/completions", { ...greedy, prompt: one }, [
+  ["temperature out of range", { temperature: -1 }],
+  ["an unknown model", { model: "other" }],
+  ["a prompt longer than max_model_len", { prompt: words(1100, 5) }],
   // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds
   // blocks. Only D refuses them.
-  {
-    name: "more stop strings than the server takes",
-    body: { ...greedy, prompt: one, stop: ["a", "b", "c", "d", "e"] },
-  },
-  {
-    name: "max_tokens larger than max_model_len",
-    body: { ...greedy, prompt: one, max_tokens: 5000 },
-  },
-];
+  ["more stop strings than the server takes", { stop: ["a", "b", "c", "d", "e"] }],
+  ["max_tokens larger than max_model_len", { max_tokens: 5000 }],
+]);
 
-export const BOUNDARY_CASES: readonly BoundaryCase[] = [
-  ...completions.map((each) => ({ ...each, path: "/v1/completions" as const })),
-  ...chats.map((each) => ({ ...each, path: "/v1/chat/completions" as const })),
-  ...responses.map((each) => ({ ...each, path: "/v1/responses" as const })),
-  ...messagesApi.map((each) => ({ ...each, path: "/v1/messages" as const })),
-];
+export const BOUNDARY_CASES = [...completions, ...chats, ...responses, ...messagesApi];
 
 /** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
 export const salted = (body: BoundaryCase["body"]) => ({

@@ -8,11 +8,9 @@ import {
   words,
 } from "./boundary-cases.js";
 import { ask } from "./completion.js";
-import { COMPLETIONS, connectorMembersTest, frontSuite } from "./front-suite.js";
+import { connectorMembersTest, frontSuite } from "./front-suite.js";
 import { waitSeconds } from "./held-blocks.js";
-import { startHttpTap } from "./http-tap.js";
-import type { ProxyPair } from "./proxy-pair.js";
-import { startToyProxy } from "./toy-proxy.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 /**
  * For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is
@@ -20,12 +18,6 @@ import { startToyProxy } from "./toy-proxy.js";
  */
 export function boundarySuite(pair: ProxyPair): void {
   frontSuite(pair, { name: "kv-proxy", mode: "pull", open: () => pair.proxied() });
-
-  async function openToy(prefiller = pair.p.url, decoder = pair.d.url): Promise<string> {
-    const toy = await startToyProxy(prefiller, decoder);
-    pair.closing(toy);
-    return toy.url;
-  }
 
   describe("the toy proxy", () => {
     // Waits once until the leases of all blocks that these tests left at P have expired.
@@ -36,7 +28,7 @@ export function boundarySuite(pair: ProxyPair): void {
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       // D waits for ever when it gets the transfer parameters of another prompt.
-      const answer = await ask((await openToy()) + path, body, {
+      const answer = await ask((await pair.toy()) + path, body, {
         signal: AbortSignal.timeout(60_000),
       })
         .then(comparable)
@@ -44,16 +36,14 @@ export function boundarySuite(pair: ProxyPair): void {
       return JSON.stringify(answer) === JSON.stringify(right);
     }
 
-    const fails = BOUNDARY_CASES.filter(
-      ({ toyPasses, toyLeaks }) => toyPasses !== true && toyLeaks !== true,
-    );
+    const fails = BOUNDARY_CASES.filter(({ toy }) => toy === undefined);
     test.each(fails)("$name ($path): gives a wrong answer or an error", async (each) => {
       expect(await answersCorrectly(each)).toBe(false);
     });
 
-    test("cases marked toyLeaks: gives the correct answer, but leaves blocks at P", async () => {
+    test("cases that leak: gives the correct answer, but leaves blocks at P", async () => {
       await pair.leaseEnded();
-      for (const each of BOUNDARY_CASES.filter(({ toyLeaks }) => toyLeaks)) {
+      for (const each of BOUNDARY_CASES.filter(({ toy }) => toy === "leaks")) {
         const before = await pair.held();
         expect(await answersCorrectly(each), each.name).toBe(true);
         // P needs less than 2 s to free blocks after a notification. All cases together take less
@@ -65,7 +55,7 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 
   test.each(REFUSALS)("refused request, $name: the toy proxy returns 500", async ({ body }) => {
-    expect((await ask((await openToy()) + COMPLETIONS, body)).status).toBe(500);
+    expect((await ask((await pair.toy()) + COMPLETIONS, body)).status).toBe(500);
   });
 
   connectorMembersTest(
@@ -83,9 +73,9 @@ export function boundarySuite(pair: ProxyPair): void {
       choices: { token_ids: number[] }[];
     };
     const stop = { ...body, stop_token_ids: first.choices[0]?.token_ids };
-    const ours = await comparable(await ask(url + COMPLETIONS, stop));
-    expect(ours).toEqual(await comparable(await ask(pair.d.url + COMPLETIONS, stop)));
-    expect(ours).toMatchObject({ body: { choices: [{ finish_reason: "stop" }] } });
+    expect(await pair.answersAlike(url, stop)).toMatchObject({
+      body: { choices: [{ finish_reason: "stop" }] },
+    });
     await pair.freed();
   });
 
@@ -144,11 +134,10 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 
   test("trace context reaches P and D, and X-data-parallel-rank, a rank of one server, D; the toy proxy forwards neither", async () => {
-    const taps = [await startHttpTap(pair.p.url), await startHttpTap(pair.d.url)] as const;
+    const taps = [await pair.tap({}, pair.p.url), await pair.tap()] as const;
     const [p, d] = taps;
-    for (const tap of taps) pair.closing(tap);
     const { url } = await pair.proxied({ prefillers: [p.url], decoders: [d.url] });
-    const toy = await openToy(p.url, d.url);
+    const toy = await pair.toy(p.url, d.url);
     const headers = {
       traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
       tracestate: "vendor=value",
@@ -169,7 +158,7 @@ export function boundarySuite(pair: ProxyPair): void {
 
   test("an unknown data-parallel rank is refused as by a single server; the toy proxy serves the request", async () => {
     const { url } = await pair.proxied();
-    const toy = await openToy();
+    const toy = await pair.toy();
     const headers = { "x-data-parallel-rank": "7" };
     const body = { model: "tiny", prompt: words(40, 16), max_tokens: 2 };
     const answer = async (at: string) => comparable(await ask(at + COMPLETIONS, body, { headers }));

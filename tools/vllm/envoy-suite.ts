@@ -4,11 +4,10 @@ import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { type RunningPicker, startPicker } from "../envoy/support/start-picker.js";
-import { comparable, salted, words } from "./boundary-cases.js";
+import { salted, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
-import { COMPLETIONS, type Front, frontSuite, long } from "./front-suite.js";
-import { startHttpTap } from "./http-tap.js";
-import type { ProxyPair } from "./proxy-pair.js";
+import { type Front, frontSuite, long } from "./front-suite.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 import { leaveBetweenTheLegs } from "./sidecar-suite.js";
 import { until } from "./until.js";
 
@@ -101,13 +100,12 @@ export function envoySuite(pair: ProxyPair): void {
 
   test("a stream arrives as D sends it, byte for byte", async () => {
     let sent = "";
-    const tap = await startHttpTap(pair.d.url, {
+    const tap = await pair.tap({
       cutAt(answered) {
         if (answered.includes("\ndata: ")) sent = answered;
         return undefined;
       },
     });
-    pair.closing(tap);
     const { url } = await openForOneTest(tap.url);
     const answer = await ask(url + COMPLETIONS, salted({ ...long, max_tokens: 40, stream: true }));
     const got = await answer.text();
@@ -126,8 +124,7 @@ export function envoySuite(pair: ProxyPair): void {
         { ...short, user: "u".repeat(length) },
         { ...short, prompt: "t11 ".repeat(length / 4) },
       ]) {
-        const right = await comparable(await ask(pair.d.url + COMPLETIONS, body));
-        expect(await comparable(await ask(envoy.url + COMPLETIONS, body))).toEqual(right);
+        await pair.answersAlike(envoy.url, body);
       }
       await (mode === "push" ? pair.leaseEnded() : pair.freed());
     },

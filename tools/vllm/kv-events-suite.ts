@@ -5,7 +5,6 @@ import { expect, test } from "vitest";
 import { KV_REQUEST_PULL, prefillBody } from "../../packages/proxy/src/request/leg-bodies.js";
 import { BOUNDARY_CASES, words } from "./boundary-cases.js";
 import { ask, ONE_USE } from "./completion.js";
-import { startHttpTap } from "./http-tap.js";
 import type { ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
@@ -124,8 +123,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
 
   test("a router that starts late, and one with a gap of 100 batches, have the index of one without", async () => {
     const source = await sourceOf(pair.p);
-    const relay = await startHttpTap(source.endpoint.replace("tcp:", "http:"));
-    pair.closing(relay);
+    const relay = await pair.tap({}, source.endpoint.replace("tcp:", "http:"));
     const following = (endpoint: string) => {
       const subscriber = new KvEventSubscriber({ log: silentLog, clock: systemClock() });
       pair.closing({ close: async () => subscriber.close() });

@@ -6,7 +6,7 @@ import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config
 import { handedOver } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import type { VllmServer } from "./server.js";
-import { type TappedTransport, tapTransport } from "./tapped-transport.js";
+import { tapTransport } from "./tapped-transport.js";
 import { CONNECTOR_NAMES, factorsOf, type PeerKind, prompt, TINY } from "./tiny-peer.js";
 import { sleep, until } from "./until.js";
 
@@ -26,27 +26,15 @@ export interface OurPrefillOptions {
   readonly log?: Log;
 }
 
-/** The demo's prefill server in this process, with settings that let a vLLM peer pair with it. */
-export interface OurPrefill {
-  readonly url: string;
-  readonly sideChannelPort: number;
-  readonly tap: TappedTransport;
-  /** The number of blocks that requests hold, blocks under a lease included. */
-  held(): number;
-  /**
-   * Flips one exponent bit of the first value of K at each of the first `tokens` positions, in
-   * every layer and head.
-   */
-  damage(blockIds: readonly number[], tokens: number): void;
-  close(): Promise<void>;
-}
+export type OurPrefill = Awaited<ReturnType<typeof openOurPrefill>>;
 
 const NUM_BLOCKS = 128;
 /** The highest bit of a float32's exponent, in its last byte (little endian). */
 const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
-export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPrefill> {
+/** The demo's prefill server in this process, with settings that let a vLLM peer pair with it. */
+export async function openOurPrefill(options: OurPrefillOptions) {
   const {
     kind,
     tp = 1,
@@ -104,8 +92,13 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     close: () => instance.close(),
     sideChannelPort,
     tap,
+    /** Blocks that requests hold, blocks under a lease included. */
     held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
-    damage(blockIds, tokens) {
+    /**
+     * Flips one exponent bit of the first value of K at each of the first `tokens` positions, in
+     * every layer and head.
+     */
+    damage(blockIds: readonly number[], tokens: number): void {
       for (const { bytes } of tap.memories) {
         for (let row = 0; row < TINY.layers * heads; row++) {
           const [layer, head] = [Math.floor(row / heads), row % heads];

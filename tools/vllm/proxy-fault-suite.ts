@@ -2,10 +2,8 @@ import { expect, test } from "vitest";
 import { comparable, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { freePorts } from "./free-ports.js";
-import { COMPLETIONS, long } from "./front-suite.js";
-import { startHttpTap } from "./http-tap.js";
-import type { ProxyPair } from "./proxy-pair.js";
-import { startToyProxy } from "./toy-proxy.js";
+import { long } from "./front-suite.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 /**
  * Without health checks only the client's requests reach the servers, so a fault affects a request
@@ -24,13 +22,11 @@ export function proxyFaultSuite(pair: ProxyPair): void {
       decoders: [`http://127.0.0.1:${dead}`, pair.d.url],
     });
     const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
-    const right = await comparable(await ask(pair.d.url + COMPLETIONS, body));
-    expect(await comparable(await ask(url + COMPLETIONS, body))).toEqual(right);
+    await pair.answersAlike(url, body);
     expect(proxy.status().prefillers[0]?.requests).toBe(1);
     await pair.freed();
-    const toy = await startToyProxy(pair.p.url, `http://127.0.0.1:${dead}`);
-    pair.closing(toy);
-    expect((await ask(toy.url + COMPLETIONS, body)).status).toBe(500);
+    const toy = await pair.toy(pair.p.url, `http://127.0.0.1:${dead}`);
+    expect((await ask(toy + COMPLETIONS, body)).status).toBe(500);
     await pair.leaseEnded();
   });
 
@@ -40,30 +36,28 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   ])(
     "D breaks the connection before the first token of %s: kv-proxy retries with a new prefill and another D",
     async (_, more) => {
-      const cut = await startHttpTap(pair.d.url, { cutAt: afterHead });
-      pair.closing(cut);
+      const cut = await pair.tap({ cutAt: afterHead });
       const { url, proxy } = await pair.proxied({
         decoders: [cut.url, pair.d.url],
         ...NO_HEALTH_CHECKS,
       });
       const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
-      const right = await comparable(await ask(pair.d.url + COMPLETIONS, body));
-      expect(await comparable(await ask(url + COMPLETIONS, body))).toEqual(right);
+      const right = await pair.answersAlike(url, body);
       expect(cut.heads).toHaveLength(1);
       const { prefillers, decoders } = proxy.status();
       expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([2, 1, 1]);
       await pair.idle(pair.d);
       await pair.freed();
-      const toy = await startToyProxy(pair.p.url, cut.url);
-      pair.closing(toy);
-      const naive = await comparable(await ask(toy.url + COMPLETIONS, body)).catch(String);
+      const toy = await pair.toy(pair.p.url, cut.url);
+      const naive = await ask(toy + COMPLETIONS, body)
+        .then(comparable)
+        .catch(String);
       expect(naive).not.toEqual(right);
     },
   );
 
   test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
-    const cut = await startHttpTap(pair.d.url, { cutAt: afterTwoEvents });
-    pair.closing(cut);
+    const cut = await pair.tap({ cutAt: afterTwoEvents });
     const { url, proxy } = await pair.proxied({
       decoders: [cut.url, pair.d.url],
       ...NO_HEALTH_CHECKS,
@@ -80,9 +74,8 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([1, 1, 0]);
     await pair.idle(pair.d);
     await pair.freed();
-    const toy = await startToyProxy(pair.p.url, cut.url);
-    pair.closing(toy);
-    expect((await read(ask(toy.url + COMPLETIONS, body))).isBroken).toBe(false);
+    const toy = await pair.toy(pair.p.url, cut.url);
+    expect((await read(ask(toy + COMPLETIONS, body))).isBroken).toBe(false);
   });
 
   test("request timeout: the stream ends with an error event, D stops, and P holds no blocks", async () => {

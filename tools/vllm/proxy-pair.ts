@@ -2,16 +2,20 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createProxy, type ProxyOptions } from "@kv/proxy";
-import { afterAll, afterEach, beforeAll } from "vitest";
-import { words } from "./boundary-cases.js";
+import { afterAll, afterEach, beforeAll, expect } from "vitest";
+import { comparable, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { untilFreed, usage } from "./held-blocks.js";
+import { type HttpTapOptions, startHttpTap } from "./http-tap.js";
 import { PEER_DIR, type VllmOptions, type VllmServer, vllmServers } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
+import { startToyProxy } from "./toy-proxy.js";
 import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 /** One vLLM P and one vLLM D behind `kv-proxy`, and the state of P's blocks. */
 export type ProxyPair = ReturnType<typeof proxyPair>;
+
+export const COMPLETIONS = "/v1/completions";
 
 /** Blocks that are freed before the end of the lease were freed by a notification. */
 const LEASE_SECONDS = 45;
@@ -69,29 +73,45 @@ export function proxyPair(
   });
   let unused = 0;
 
+  const [p, d] = [() => servers.of("p"), () => servers.of("d")];
+  /** Registers something to close after the test, in the order of registration. */
+  function closing<T extends { close(): Promise<void> }>(what: T): T {
+    open.push(what);
+    return what;
+  }
+
   const pair = {
     kind,
-    get p() {
-      return servers.of("p");
+    get p(): VllmServer {
+      return p();
     },
-    get d() {
-      return servers.of("d");
+    get d(): VllmServer {
+      return d();
     },
     /** Opens a proxy for one test. By default its servers are this P and this D. */
     async proxied(more: Partial<ProxyOptions> = {}): Promise<OpenProxy> {
-      const own = { prefillers: [pair.p.url], decoders: [pair.d.url] };
-      const opened = await openProxy({ ...own, ...base, ...more });
-      pair.closing(opened);
-      return opened;
+      const own = { prefillers: [p().url], decoders: [d().url] };
+      return closing(await openProxy({ ...own, ...base, ...more }));
     },
-    /** Registers something to close after the test, in the order of registration. */
-    closing: (what: { close(): Promise<void> }) => void open.push(what),
+    closing,
+    /** The URL of a toy proxy for one test. */
+    toy: async (prefiller = p().url, decoder = d().url): Promise<string> =>
+      closing(await startToyProxy(prefiller, decoder)).url,
+    /** A tap in front of a server for one test; by default in front of D. */
+    tap: async (options?: HttpTapOptions, target = d().url): ReturnType<typeof startHttpTap> =>
+      closing(await startHttpTap(target, options)),
+    /** Expects that the server at `url` answers a request as D does alone. Returns the answer. */
+    async answersAlike(url: string, body: unknown): Promise<unknown> {
+      const right = await comparable(await ask(d().url + COMPLETIONS, body));
+      expect(await comparable(await ask(url + COMPLETIONS, body))).toEqual(right);
+      return right;
+    },
     /** The share of P's blocks that is in use. */
-    held: () => usage(pair.p),
+    held: () => usage(p()),
     /** Waits for at most half a lease, so that only a notification can have freed P's blocks. */
-    freed: () => untilFreed(pair.p, unused, (LEASE_SECONDS * 1000) / 2),
+    freed: () => untilFreed(p(), unused, (LEASE_SECONDS * 1000) / 2),
     /** Waits until P holds no blocks, also by the end of a lease, for the sake of the next test. */
-    leaseEnded: () => untilFreed(pair.p, unused, 4 * LEASE_SECONDS * 1000),
+    leaseEnded: () => untilFreed(p(), unused, 4 * LEASE_SECONDS * 1000),
     idle: (server: VllmServer) =>
       until(
         async () => (await server.metric("vllm:num_requests_running")) === 0,
@@ -104,16 +124,17 @@ export function proxyPair(
 
   beforeAll(async () => {
     // In parallel, because most of the start is spent in Python imports.
-    const [p, d] = await Promise.all([servers.start("p"), servers.start("d")]);
-    unused = await usage(p);
-    const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...base });
+    await Promise.all([servers.start("p"), servers.start("d")]);
+    unused = await usage(p());
+    const own = { prefillers: [p().url], decoders: [d().url] };
+    const { url, close } = await openProxy({ ...own, ...base });
     await retryAfterTimeout(
       async () => {
         const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
-        const answer = await ask(`${url}/v1/completions`, body);
+        const answer = await ask(url + COMPLETIONS, body);
         if (answer.status !== 200) throw new Error(await answer.text());
       },
-      handshakeTimedOut(p, d),
+      handshakeTimedOut(p(), d()),
     );
     await close();
   });

@@ -4,9 +4,8 @@ import { startSideChannel } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
 import { comparable, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
-import { COMPLETIONS, connectorMembersTest, type Front, frontSuite } from "./front-suite.js";
-import { startHttpTap } from "./http-tap.js";
-import type { ProxyPair } from "./proxy-pair.js";
+import { connectorMembersTest, type Front, frontSuite } from "./front-suite.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 const HEADER = "x-prefiller-host-port";
 
@@ -20,8 +19,7 @@ export function sidecarSuite(pair: ProxyPair): void {
     const sidecar = { allow: ["127.0.0.0/8"] };
     const opened = await pair.proxied({ prefillers: [], mode, sidecar, ...more });
     const header = `${HEADER}: ${new URL(pair.p.url).host}`;
-    const relay = await startHttpTap(opened.url, { header });
-    pair.closing(relay);
+    const relay = await pair.tap({ header }, opened.url);
     return { ...opened, url: relay.url, sidecarUrl: opened.url };
   };
   frontSuite(pair, { name: "a sidecar", mode, open: () => proxied() });
@@ -33,8 +31,7 @@ export function sidecarSuite(pair: ProxyPair): void {
       { use_beam_search: true, n: 2, temperature: 0 },
     ]) {
       const body = { model: "tiny", prompt: words(40, 20), max_tokens: 4, ...more };
-      const right = await comparable(await ask(pair.d.url + COMPLETIONS, body));
-      expect(await comparable(await ask(sidecarUrl + COMPLETIONS, body))).toEqual(right);
+      await pair.answersAlike(sidecarUrl, body);
     }
     expect(proxy.status().prefillers).toEqual([]);
   });
