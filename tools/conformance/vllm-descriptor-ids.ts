@@ -1,12 +1,9 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
-/** Group id of a region that holds blocks of several groups. */
+/** A region that holds blocks of several groups. */
 const SHARED_REGION = -1;
 
-/**
- * Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for
- * the next.
- */
+/** All ids for the first offset, then all for the next. */
 type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
 interface StateSpace {
@@ -14,43 +11,33 @@ interface StateSpace {
   readonly regions?: readonly number[] | undefined;
 }
 
-/**
- * How the descriptors of one side are ordered: all attention regions, then all state-space regions.
- */
+/** All attention regions come before all state-space regions. */
 export interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
-  /** Kernel blocks per group; state-space groups in logical blocks. */
+  /** Kernel blocks; of state-space groups logical ones. */
   readonly blockIds: BlockIds;
   readonly numRegions: number;
-  /** Kernel blocks of each region, unless `regionNumBlocks` is given. */
+  /** Of each region, unless `regionNumBlocks` is given. */
   readonly numBlocks: number;
   readonly regionNumBlocks?: readonly number[] | undefined;
-  /** Group of each region; -1 for a region that several groups share. */
+  /** -1 for a region that several groups share. */
   readonly regionGroupIds?: readonly number[] | undefined;
-  /**
-   * Whether each group has its own regions. Default: whether the regions name more than one group.
-   */
+  /** Default: whether the regions name more than one group. */
   readonly usesRegionGroupMapping?: boolean | undefined;
-  /** Parts into which each attention block is cut. Default 1. */
+  /** Parts into which each attention block is cut. */
   readonly blockSizeRatio?: number | undefined;
-  /** Default 1. */
   readonly physicalBlocksPerLogical?: number | undefined;
-  /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
+  /** By layer instead of by region: the group of each layer. */
   readonly transferLayerGroupIds?: readonly number[] | undefined;
-  /**
-   * For models with state-space layers: convolution projections per layer, and the regions that
-   * hold state (all by default).
-   */
+  /** Convolution projections per layer, and the regions that hold state (all by default). */
   readonly stateSpace?: StateSpace | undefined;
-  /** For models with state-space layers: the regions that hold circular scratch. Default: none. */
+  /** Regions that hold circular scratch. */
   readonly scratchRegions?: readonly number[] | undefined;
 }
 
 /**
- * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a
- * region by block when groups share all regions, else group by group. Errors: `KV_PLAN_INVALID`
- * when the counts of regions disagree, a group with blocks has no region, the kernel blocks do not
- * fill logical ones, or a block is beyond the region.
+ * vLLM 0.33's `_compute_desc_ids`: by region and block when groups share all regions, else group by
+ * group.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
   requireWholeBlocks(options);
@@ -152,12 +139,10 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   );
 }
 
-/** The ids of all groups, one after another. */
 function joined(blockIds: BlockIds): readonly number[] {
   return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
 }
 
-/** The first descriptor of each region. */
 function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
   const starts = new Array<number>(numRegions);
   let next = 0;
@@ -168,7 +153,6 @@ function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
   return starts;
 }
 
-/** The number of descriptors of `numBlocks` blocks. */
 function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
   return Math.floor(numBlocks * blockSizeRatio);
 }

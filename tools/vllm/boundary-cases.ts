@@ -7,15 +7,15 @@ export interface BoundaryCase {
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
   readonly body: Readonly<Record<string, unknown>>;
   /**
-   * "passes": the toy proxy answers correctly too, so the case only guards `kv-proxy` against
-   * regressions. "leaks": it does, but P holds some of the blocks until their lease expires.
+   * "passes": the toy proxy answers correctly too. "leaks": it does, but P holds some blocks until
+   * their lease expires.
    */
   readonly toy?: "passes" | "leaks" | undefined;
-  /** A string that the answer must contain. Without it the case tests nothing. */
+  /** Without it in the answer the case tests nothing. */
   readonly mustContain?: string | undefined;
 }
 
-/** What a case has besides the usual body of its route. */
+/** `more` is added to the usual body of the route. */
 type Row = readonly [
   name: string,
   more: BoundaryCase["body"],
@@ -32,7 +32,7 @@ const casesOf = (path: BoundaryCase["path"], base: object, rows: readonly Row[])
     mustContain,
   }));
 
-/** A prompt of words of the tiny model's vocabulary. Another `seed` gives another prompt. */
+/** Words of the tiny model's vocabulary. */
 export function words(count: number, seed: number): string {
   return Array.from(
     { length: count },
@@ -43,8 +43,8 @@ export function words(count: number, seed: number): string {
 const one = words(70, 1);
 const several = [words(40, 2), words(100, 3)];
 /**
- * Two prompts of two blocks each. A D that computes prompt log probabilities uses no cached blocks,
- * and its engine dies when the transfer parameters name too few blocks.
+ * A D that computes prompt log probabilities uses no cached blocks, and its engine dies when the
+ * transfer parameters name too few blocks.
  */
 const twoBlocksEach = [words(40, 2), words(50, 3)];
 const ids = [one, ...several].map((text) => text.split(" ").map((word) => Number(word.slice(1))));
@@ -108,10 +108,7 @@ const uncalled = {
   tool_choice: "none",
   chat_template_kwargs: { extra: "t77 t78" },
 };
-/**
- * Guided decoding forces the tiny model to call a tool. The model chooses the tool and the
- * arguments.
- */
+/** Guided decoding forces the tiny model to call a tool. */
 const calling = { tools, max_tokens: 24, ignore_eos: false, tool_choice: "required" };
 const callOfF = { type: "function", function: { name: "f" } };
 const chats = casesOf("/v1/chat/completions", { ...greedy, messages }, [
@@ -207,7 +204,7 @@ export const REFUSALS = casesOf("/v1/completions", { ...greedy, prompt: one }, [
 
 export const BOUNDARY_CASES = [...completions, ...chats, ...responses, ...messagesApi];
 
-/** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
+/** A server finds nothing of it in its prefix cache. */
 export const salted = (body: BoundaryCase["body"]) => ({
   ...body,
   cache_salt: crypto.randomUUID(),
@@ -215,10 +212,7 @@ export const salted = (body: BoundaryCase["body"]) => ({
 
 type Fields = Record<string, unknown>;
 
-/**
- * The part of an answer in which two servers must agree: no ids, no times; log probabilities
- * rounded to three digits.
- */
+/** What two servers must agree on: no ids, no times; log probabilities rounded. */
 export async function comparable(response: Response): Promise<unknown> {
   const text = await response.text();
   const type = (response.headers.get("content-type") ?? "").split(";")[0];
@@ -234,10 +228,7 @@ function parsed(text: string): unknown {
   }
 }
 
-/**
- * The text, tool calls and finish reason of each choice of a stream, and its usage. How a server
- * divides tokens into events is ignored.
- */
+/** How a server divides tokens into events is ignored. */
 function ofStream(text: string): unknown {
   const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
   const parts = events
@@ -277,10 +268,7 @@ function callsOf(soFar: readonly Fields[], deltas: readonly Fields[]): Fields[] 
   return calls;
 }
 
-/**
- * The event types in their order without repetitions, the text of the events, and the response in
- * the last event.
- */
+/** Event types without repetitions, the text, and the response in the last event. */
 function ofResponse(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const isText = ({ type }: Fields) => type === "response.output_text.delta";
@@ -291,10 +279,7 @@ function ofResponse(events: readonly Fields[]): unknown {
   };
 }
 
-/**
- * The event types in their order without repetitions, the content of each block, and what the first
- * and the last events say of the message.
- */
+/** Event types without repetitions, blocks, and what the first and last events say. */
 function ofMessage(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const blocks: string[] = [];
@@ -323,16 +308,12 @@ const IDENTITY = new Set([
   "input_tokens_details",
 ]);
 
-/**
- * The usage of a message. A server that computes the prompt counts its full blocks as written to
- * its cache, and a D, which gets them, does not.
- */
+/** A server that computes the prompt counts its blocks as written to its cache; a D does not. */
 function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fields {
   const { cache_creation_input_tokens: created = 0, cache_read_input_tokens: read = 0 } = cached;
   return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };
 }
 
-/** A parsed answer without ids and times, log probabilities rounded to three digits. */
 export function withoutIdentity(value: unknown): unknown {
   if (typeof value === "number")
     return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;

@@ -20,11 +20,10 @@ export function boundarySuite(pair: ProxyPair): void {
   frontSuite(pair, { name: "kv-proxy", mode: "pull", open: () => pair.proxied() });
 
   describe("the toy proxy", () => {
-    // Waits once until the leases of all blocks that these tests left at P have expired.
     afterAll(() => pair.leaseEnded());
 
-    // The first request goes to D directly and puts the full blocks into D's prefix cache.
-    // Otherwise D's engine would exit when the transfer parameters name fewer blocks than D lacks.
+    // The first request puts the full blocks into D's prefix cache. Otherwise D's engine would exit
+    // when the transfer parameters name fewer blocks than D lacks.
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       // D waits for ever when it gets the transfer parameters of another prompt.
@@ -46,8 +45,7 @@ export function boundarySuite(pair: ProxyPair): void {
       for (const each of BOUNDARY_CASES.filter(({ toy }) => toy === "leaks")) {
         const before = await pair.held();
         expect(await answersCorrectly(each), each.name).toBe(true);
-        // P needs less than 2 s to free blocks after a notification. All cases together take less
-        // than a lease.
+        // P frees blocks within 2 s of a notification. All cases take less than a lease.
         await waitSeconds(pair.p, 2);
         expect(await pair.held(), each.name).toBeGreaterThan(before);
       }
@@ -94,8 +92,7 @@ export function boundarySuite(pair: ProxyPair): void {
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
-      // The first request finds nothing in the prefix cache, the second one the two full blocks of
-      // the prompt.
+      // The second request finds the two full blocks of the prompt.
       for (const cached of [0, 64]) {
         const counts = await Promise.all([
           cachedTokens(url + path, here),
@@ -170,10 +167,6 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 }
 
-/**
- * The cached tokens in the usage of an answer, streamed or not; undefined when the usage does not
- * contain them.
- */
 async function cachedTokens(url: string, body: unknown): Promise<number | undefined> {
   const text = await (await ask(url, body)).text();
   const [, cached] = /"prompt_tokens_details":\s*{[^}]*"cached_tokens":\s*(\d+)/.exec(text) ?? [];

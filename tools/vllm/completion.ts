@@ -1,7 +1,6 @@
 import type { VllmServer } from "./server.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
 
-/** The fields of a completion that the tests read. */
 export interface Completion {
   readonly choices: readonly {
     readonly token_ids: readonly number[];
@@ -14,8 +13,8 @@ export type TransferParams = Readonly<Record<string, unknown>>;
 export type Tokens = readonly number[];
 
 /**
- * One connection per request. vLLM closes a connection that was idle for five seconds, possibly
- * while the next request is on its way.
+ * vLLM closes a connection that was idle for five seconds, possibly while the next request is on
+ * its way.
  */
 export const ONE_USE = { connection: "close" };
 
@@ -28,10 +27,9 @@ export interface CallOptions {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-/** A new `X-Request-Id` for each request. */
 export const freshId = () => crypto.randomUUID();
 
-/** Every request of the tests is greedy and ignores end-of-sequence tokens. */
+/** Greedy, and without end-of-sequence tokens. */
 export function completionBody(tokens: Tokens, maxTokens: number): Record<string, unknown> {
   return {
     model: "tiny",
@@ -53,10 +51,7 @@ export function ask(url: string, body: unknown, init: RequestInit = {}): Promise
   return fetch(url, { method: "POST", ...init, headers, body: JSON.stringify(body) });
 }
 
-/**
- * Sends a request to `/v1/completions` of any server. Throws an error with the response's text when
- * the status is not 2xx.
- */
+/** Throws an error with the response's text when the status is not 2xx. */
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
@@ -75,9 +70,7 @@ export async function complete(
   return JSON.parse(text) as Completion;
 }
 
-/**
- * The first leg of a split request: P computes the prompt and keeps its blocks for a decode worker.
- */
+/** P computes the prompt and keeps its blocks for a D. */
 export async function prefill(
   url: string,
   tokens: Tokens,
@@ -90,7 +83,7 @@ export async function prefill(
   return params;
 }
 
-/** The second leg of a split request: D gets the blocks and generates the tokens. */
+/** D gets the blocks and generates the tokens. */
 export async function decode(
   url: string,
   tokens: Tokens,
@@ -102,7 +95,7 @@ export async function decode(
   return tokensOf(await complete(url, body, options));
 }
 
-/** A request that is not split: one worker does prefill and decode. */
+/** One worker does prefill and decode. */
 export async function plain(
   url: string,
   tokens: Tokens,
@@ -114,14 +107,13 @@ export async function plain(
 
 export const tokensOf = ({ choices }: Completion): Tokens => choices[0]?.token_ids ?? [];
 
-/** A request to a vLLM D whose prompt another server has computed. */
+/** A request whose prompt another server has computed. */
 export interface Leg {
   readonly params: TransferParams;
-  /** Sends D's leg, with a salt: D would not read blocks that are in its prefix cache. */
+  /** D's leg, with a salt: D would not read blocks that are in its prefix cache. */
   decode(maxTokens: number, options?: CallOptions): Promise<Tokens>;
 }
 
-/** Both legs of a request: P at `url`, and D at another one. */
 export async function prefilled(url: string, decoder: string, tokens: Tokens): Promise<Leg> {
   const id = freshId();
   const params = await prefill(url, tokens, { id });
@@ -132,7 +124,7 @@ export async function prefilled(url: string, decoder: string, tokens: Tokens): P
   };
 }
 
-/** D's tokens for a prompt that P at `url` computes. Tries again after a handshake timeout. */
+/** D's tokens for a prompt that P at `url` computes, also after a handshake timeout. */
 export function handedOver(
   url: string,
   d: VllmServer,

@@ -21,22 +21,19 @@ import type { VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
 import { retryAfterTimeout } from "./until.js";
 
-/** Far apart and out of order, so that the test detects blocks that land in the wrong place. */
+/** Far apart and out of order: blocks that land in the wrong place are seen. */
 const OUR_BLOCKS = [5, 2, 9, 11];
 const ROUNDING = 1e-4;
 const RECEIVED = { failure: undefined, aborted: false };
 const NOTHING = { requests: 0, heartbeats: 0, receives: 0, unreported: 0 };
-/**
- * The time to wait, in leases. A heartbeat adds two thirds of a lease, and D sends one every sixth
- * of a lease.
- */
+/** A heartbeat adds two thirds of a lease, and D sends one every sixth. */
 const BEYOND_LEASE = 1.4;
 
 const timedOut = (error: unknown) => (error as FailedReceive).code === "KV_SIDE_CHANNEL_TIMEOUT";
 
 /**
- * Our decode side receives from a real vLLM prefill worker. The bytes must equal those that another
- * reader recorded, and P must free its blocks.
+ * Our D receives from a vLLM P: the bytes equal those that another reader recorded, and P frees its
+ * blocks.
  */
 export function decodeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
@@ -53,7 +50,7 @@ export function decodeSuite(server: () => VllmServer): void {
   const request = (params: TransferParams, tokens = RECORDED_TOKENS) =>
     requestOf(otherLegId(params.remote_request_id), tokens, params);
 
-  /** Receives a prompt on a new decode side. After a handshake timeout it tries again. */
+  /** Receives a prompt on a new D, also after a handshake timeout. */
   async function received(
     options: Partial<HeadlessDecodeOptions>,
     numComputedTokens = 0,
@@ -82,8 +79,7 @@ export function decodeSuite(server: () => VllmServer): void {
           const landed = decode.block(tpRank, layer, OUR_BLOCKS[n] ?? 0);
           const recorded = recordedHeads(layer, n, { first: tpRank * count, count });
           const where = `rank ${tpRank}, layer ${layer}, block ${n}`;
-          // The recording is from a worker with TP 1. From the first all-reduce on, TP 2 sums in
-          // another order, so the values differ by rounding.
+          // Recorded with TP 1. From the first all-reduce on, TP 2 sums in another order.
           if (!rounded || (layer === 0 && server().tp > 1))
             expect(Buffer.compare(landed, recorded), where).toBe(0);
           else expect(largestDifference(landed, recorded), where).toBeLessThan(ROUNDING);
@@ -169,7 +165,6 @@ export function decodeSuite(server: () => VllmServer): void {
 
   test("heartbeats extend a lease; a lease without heartbeats expires, and P frees its blocks", async () => {
     const p = server();
-    // D sends heartbeats as often as a vLLM with the peer's settings.
     const extra = { kv_lease_duration: p.leaseSeconds };
     const { decode, asked: first, before: used } = await received({ extra });
     decode.finish(first, OUR_BLOCKS);
@@ -201,13 +196,12 @@ export function decodeSuite(server: () => VllmServer): void {
     const cached = { numComputedTokens: RECORDED_TOKENS };
     expect(await decode.receive(hit, OUR_BLOCKS, cached)).toEqual(RECEIVED);
     decode.finish(hit, OUR_BLOCKS);
-    // Otherwise P may free these blocks in the step that computes the next prompt, and P's cache
-    // usage would prove nothing.
+    // Else P may free them in the next prompt's step, and its usage would prove nothing.
     await untilFreed(p, before);
     const { params } = await prefillAndHold(p, prompt(70));
     decode.giveUpQueued(request(params, 70));
     await untilFreed(p, before);
-    // vLLM's push has no notification for these two cases, so both leases expire at P.
+    // vLLM's push has no notification for these two cases.
     expect(await expired(p)).toBe(expiredBefore + (p.kind.mode === "push" ? 2 : 0));
   });
 
@@ -224,7 +218,6 @@ export function decodeSuite(server: () => VllmServer): void {
   });
 }
 
-/** Fills our blocks with what no transfer writes. */
 function forget(decode: HeadlessDecode): void {
   for (const block of OUR_BLOCKS)
     for (let layer = 0; layer < TINY.layers; layer++) decode.block(0, layer, block).fill(UNTOUCHED);
@@ -243,7 +236,7 @@ function expectUntouched(
   ).toBe(true);
 }
 
-/** The largest difference between two arrays of float32. The values lie between -6 and 6. */
+/** Of float32 between -6 and 6. */
 function largestDifference(a: Uint8Array, b: Uint8Array): number {
   const x = new Float32Array(a.slice().buffer);
   const y = new Float32Array(b.slice().buffer);

@@ -11,14 +11,10 @@ import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 import { leaveBetweenTheLegs } from "./sidecar-suite.js";
 import { until } from "./until.js";
 
-/** Above the largest body of these tests. */
 const BODY_LIMIT_BYTES = 32 * 1024 * 1024;
 const short = { model: "tiny", prompt: words(60, 31), temperature: 0, max_tokens: 4 };
 
-/**
- * Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. One Envoy, one picker and one sidecar
- * serve all tests.
- */
+/** Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. */
 export function envoySuite(pair: ProxyPair): void {
   const { mode } = pair.kind;
   const hostOf = (url: string) => new URL(url).host;
@@ -56,7 +52,7 @@ export function envoySuite(pair: ProxyPair): void {
   ];
   const envoyBefore = ({ port }: RunningPicker, decoders: readonly string[]) =>
     startEnvoy({ pickerPort: port, endpoints: decoders, failOpen: false });
-  /** A sidecar of its own for one test, behind a picker and an Envoy of its own. */
+  /** Sidecar, picker and Envoy for one test. */
   async function openForOneTest(
     decoder: string,
     settings?: ProxyOptions["sidecar"],
@@ -183,7 +179,7 @@ export function envoySuite(pair: ProxyPair): void {
         text += decoder.decode(value, { stream: true });
       }
     };
-    // vLLM's HTTP server can outlive its engine, and ends the stream with an error event then. An
+    // vLLM's HTTP server can outlive its engine, and then ends the stream with an error event. An
     // engine that ends first names the end "abort".
     const ended = /^broken off$|^data: .*("error"|"finish_reason":"abort")/m;
     expect(await rest().catch(() => "broken off")).toMatch(ended);
@@ -192,7 +188,7 @@ export function envoySuite(pair: ProxyPair): void {
   });
 }
 
-/** The body of the last HTTP answer of a connection, which came in chunks. */
+/** The body of a connection's last answer, which came in chunks. */
 function unchunked(answered: string): string {
   const answer = answered.slice(answered.lastIndexOf("HTTP/1.1 "));
   let rest = answer.slice(answer.indexOf("\r\n\r\n") + 4);

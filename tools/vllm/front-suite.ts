@@ -4,7 +4,7 @@ import { ask, ONE_USE, plain } from "./completion.js";
 import { COMPLETIONS, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
 import { until } from "./until.js";
 
-/** What clients send their requests to, and the `kv-proxy` in or behind it. */
+/** Where clients send requests, and the `kv-proxy` in or behind it. */
 export type Front = Pick<OpenProxy, "url" | "proxy">;
 
 export const long = {
@@ -15,12 +15,12 @@ export const long = {
   ignore_eos: true,
 };
 
-/** A few cases, for a connector or a version with which the others use the same code. */
+/** For a connector or a version with which the others use the same code. */
 const SHORT = ["one prompt", "several prompts", "a stream of several prompts", "a chat with n 2"];
 
 /**
- * Through a front that `open` opens for each test: each boundary case, refusals, what reaches a
- * connector, and clients that leave. P must hold no blocks afterwards.
+ * Boundary cases, refusals, what reaches a connector, and clients that leave, through a front that
+ * is opened for each test. P must hold no blocks afterwards.
  */
 export function frontSuite(
   pair: ProxyPair,
@@ -39,8 +39,8 @@ export function frontSuite(
   const requestsAtP = ({ proxy }: Front) => proxy.status().prefillers[0]?.requests ?? 0;
 
   /**
-   * Opens a front that has received an answer of P: it knows the address and the connector of P's
-   * engine, and in push it sends both legs at once.
+   * It has had an answer of P: it knows P's address and connector, and in push sends both legs at
+   * once.
    */
   async function openWarmedUp(): Promise<Front> {
     const opened = await open();
@@ -71,8 +71,7 @@ export function frontSuite(
         const { url } = await openWarmedUp();
         const right = await pair.answersAlike(url, body);
         expect((right as { status: number }).status).toBeLessThan(500);
-        // Where D alone refuses, a vLLM P that pushes has no notification that says so, and keeps
-        // the blocks for a lease.
+        // Where D alone refuses, a P that pushes is not told, and keeps the blocks for a lease.
         await (mode === "push" ? pair.leaseEnded() : pair.freed());
       },
     );
@@ -101,7 +100,6 @@ export function frontSuite(
       return [...prefillers, ...decoders].map(({ in_flight }) => in_flight);
     };
     await until(() => running()[0] === 1, "the prefill leg runs", { everyMs: 1 });
-    // In push both legs are in flight while P computes the prompt.
     expect(running()).toEqual([1, mode === "push" ? 1 : 0]);
     client.abort();
     await expect(answer).rejects.toThrow();
@@ -122,8 +120,8 @@ const REQUEST = {
 };
 
 /**
- * Members that reach a connector or an encoder of vLLM 0.33. Those of the first line end
- * EngineCore, or make it answer 500.
+ * They reach a connector or an encoder of vLLM 0.33. Those of the first line end EngineCore, or
+ * make it answer 500.
  */
 const WAYS = [
   ...['""', '"x"', "0", "[]"].map((value) => `"vllm_xargs":{"kv_transfer_params":${value}}`),
@@ -134,7 +132,7 @@ const WAYS = [
   '"ec_transfer_params":{"a":1}',
   '"kv_hints":{}',
 ];
-/** Members that choose a way through the front: two legs, P alone, D alone. */
+/** Ways through the front: two legs, P alone, D alone. */
 const FLOWS = [
   {},
   { n: 2, temperature: 0.9 },
@@ -167,7 +165,6 @@ export function connectorMembersTest(
   });
 }
 
-/** A few cases through the proxy in this mode. */
 export function shortSuite(pair: ProxyPair, mode: "pull" | "push" | "auto"): void {
   describe(`--mode ${mode}`, () =>
     frontSuite(pair, {

@@ -18,14 +18,11 @@ import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js"
 export { UNWRITTEN_BYTE as UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
-  /** Of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
   /** In the compatibility hash. Default: that of vLLM on the CPU. */
   readonly dtype?: string;
-  /** `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Default: ZMQ. */
   readonly sideChannel?: SideChannel;
   readonly log?: Log;
 }
@@ -42,7 +39,7 @@ export function requestOf(
   return { requestId, numPromptTokens, kvTransferParams: kvTransferParams ?? undefined };
 }
 
-/** The headless decode engine of `@kv/peer` for the tiny model, with one KV cache group. */
+/** `@kv/peer`'s engine for the tiny model. */
 export async function openHeadlessDecode(options: HeadlessDecodeOptions) {
   const {
     kind,
@@ -110,7 +107,6 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions) {
     giveUpQueued: (request: ConnectorRequest) => decode.giveUpQueued(request),
     finish: (request: ConnectorRequest, blockIds: readonly number[]) =>
       decode.finish(request, [blockIds]),
-    /** The bytes of one layer's part of a block on one rank. */
     block: (tpRank: number, layer: number, blockId: number) => decode.block(tpRank, layer, blockId),
     outstanding: () => decode.outstanding(),
     async close() {

@@ -4,7 +4,6 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** A prompt whose blocks a vLLM P holds for a decode worker, according to P's metrics. */
 interface HeldPrompt {
   readonly params: TransferParams;
   /** The share of P's cache that was in use before. */
@@ -12,15 +11,14 @@ interface HeldPrompt {
 }
 
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/** Requests whose lease expired because no D read their blocks. vLLM counts each once a rank. */
+/** Their lease expired because no D read the blocks. vLLM counts each once a rank. */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
-/** Of these, the requests whose notification reached P after the lease. */
+/** Of these, the notification reached P after the lease. */
 export const notifiedLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-/** Sends a prefill request and checks that P holds its blocks afterwards. */
 export async function prefillAndHold(p: VllmServer, tokens: Tokens): Promise<HeldPrompt> {
   const before = await usage(p);
   const params = await prefill(p.url, tokens, { id: freshId() });
@@ -39,16 +37,14 @@ export async function usageNow(p: VllmServer): Promise<number> {
   return usage(p);
 }
 
-/** Waits until a server's cache usage is not above `before`. */
 export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
   const isFreed = async () => (await usageNow(p)) <= before;
   return until(isFreed, `${p.name} has freed the blocks`, { timeoutMs });
 }
 
-/** Sends a small request, so that the server runs a step. */
 const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
 
-/** Waits, and sends P a small request about once a second meanwhile. */
+/** P gets a small request about once a second meanwhile. */
 export async function waitSeconds(p: VllmServer, seconds: number): Promise<void> {
   const end = Date.now() + seconds * 1000;
   await until(
@@ -61,18 +57,12 @@ export async function waitSeconds(p: VllmServer, seconds: number): Promise<void>
   );
 }
 
-/**
- * A request id of D for the request that has this id at P. Push matches the two legs by the common
- * part of their ids.
- */
+/** D's id of P's request: push matches the legs by the common part. */
 export function otherLegId(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;
 }
 
-/**
- * A prompt that differs from `prompt(length)`, and from the variants with other salts, in every
- * token.
- */
+/** Differs from `prompt(length)`, and from variants of other salts, in every token. */
 export const promptVariant = (length: number, salt: number) =>
   prompt(length).map((token) => ((token + 37 * salt) % 1000) + 10);

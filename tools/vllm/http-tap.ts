@@ -1,19 +1,13 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 
 export interface HttpTapOptions {
-  /**
-   * Receives all that the server has sent on a connection so far. Returns the offset at which the
-   * connection breaks, or undefined to pass everything on.
-   */
+  /** Gets all that was sent on a connection so far. Returns the offset at which it breaks. */
   readonly cutAt?: (answered: string) => number | undefined;
-  /** A line that is added to the head of each request. */
+  /** Added to the head of each request. */
   readonly header?: string;
 }
 
-/**
- * A TCP relay in front of a server. It records requests, and can break connections. Either side's
- * end ends the other side.
- */
+/** A TCP relay that records requests. Either side's end ends the other side. */
 export async function startHttpTap(
   targetUrl: string,
   { cutAt = () => undefined, header }: HttpTapOptions = {},
@@ -48,7 +42,7 @@ export async function startHttpTap(
       const end = cutAt(answered);
       const passes = Buffer.from(answered.slice(passed, end), "latin1");
       passed += passes.length;
-      // Ends the connection after these bytes, so that the client still receives them.
+      // The client still receives these bytes.
       if (end === undefined) client.write(passes);
       else client.end(passes, () => upstream.destroy());
     });
@@ -59,9 +53,9 @@ export async function startHttpTap(
   };
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    /** The head of each POST request in lower case: request line and headers. */
+    /** Of each POST request, in lower case. */
     heads: heads as readonly string[],
-    /** Ends the connections, and closes new ones at once until `mend`. */
+    /** Ends connections, and closes new ones at once until `mend`. */
     cut() {
       isCut = true;
       drop();

@@ -9,10 +9,7 @@ import type { ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
-/**
- * The publisher and its replay socket take free ports. vLLM serves `/render` only with
- * `--enable-scale-out`.
- */
+/** The sockets take free ports. vLLM serves `/render` only with `--enable-scale-out`. */
 export const KV_EVENTS_ARGUMENTS = [
   "--enable-scale-out",
   "--kv-events-config",
@@ -34,10 +31,7 @@ interface Message {
   readonly content: string;
 }
 
-/**
- * Conversations with three system prompts, each turn longer than the one before: more than the
- * cache holds.
- */
+/** Three system prompts, and turns that are longer each time: more than the cache holds. */
 function* chats(): Generator<readonly Message[]> {
   for (let turn = 1; turn <= TURNS; turn += 1)
     for (let conversation = 0; conversation < CONVERSATIONS; conversation += 1) {
@@ -50,10 +44,7 @@ function* chats(): Generator<readonly Message[]> {
     }
 }
 
-/**
- * Exact prompts, by `/render`: those of both legs of a request are equal; prefixes of chats against
- * blocks from KV events.
- */
+/** Exact prompts by `/render`, and prefixes of chats against blocks from KV events. */
 export function kvEventsSuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): P's leg has the prompt of the client's request, token by token",
@@ -116,7 +107,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
       `chats: ${hits.length}, within a block ${near}, equal ${equal}, expected ${sum("expected")} and cached ${sum("cached")} of ${evicted} tokens\n`,
     );
     expect(near).toBeGreaterThanOrEqual(0.99 * hits.length);
-    // The load has hits, and they were expected by events: no text was remembered instead.
+    // The hits were expected by events: no text was remembered instead.
     expect(sum("cached")).toBeGreaterThan(10 * hits.length);
     expect(events()).toMatchObject({ complete: true, missed_batches: 0 });
   });

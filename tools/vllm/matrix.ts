@@ -9,16 +9,10 @@ import type { PeerKind } from "./tiny-peer.js";
 import { unexpectedInputSuite } from "./unexpected-input-suite.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
 
-/**
- * Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait
- * until it expires.
- */
+/** For a first handshake on a busy machine, and for tests that wait until it expires. */
 const LEASE_SECONDS = 15;
 
-/**
- * All suites for one version and one connector of vLLM, on two servers, TP 1 and TP 2. Each server
- * is P in some suites and D in others.
- */
+/** Two servers, TP 1 and TP 2. Each is P in some suites and D in others. */
 export function matrix(kind: PeerKind): void {
   describe(`vLLM ${kind.version}, ${kind.mode}`, () => {
     const servers = vllmServers({
@@ -30,7 +24,7 @@ export function matrix(kind: PeerKind): void {
     const one = () => servers.of("tp1");
     const two = () => servers.of("tp2");
 
-    /** Starts the servers that the suite needs and that do not run yet, in parallel. */
+    /** Starts the servers that do not run yet, in parallel. */
     function suite(name: string, sizes: readonly number[], tests: () => void): void {
       describe(name, () => {
         beforeAll(async () => {
@@ -43,8 +37,8 @@ export function matrix(kind: PeerKind): void {
     suite("handshakes", [2], () => handshakeSuite(two));
     suite("P with TP 2", [2], () => decodeSuite(two));
     suite("P with TP 1", [1], () => decodeSuite(one));
-    // These suites run before those in which our engine is P. A vLLM worker on the CPU that has
-    // paired with one P of another attention backend repacks the blocks from every P.
+    // Before our engine is P: a worker on the CPU that has paired with one P of another attention
+    // backend repacks the blocks from every P.
     suite("TP 1 to TP 2", [1, 2], () => pairSuite(one, two));
     suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
     suite("D with TP 2", [2], () => prefillSuite(two));

@@ -11,17 +11,14 @@ import { CONNECTOR_NAMES, factorsOf, type PeerKind, prompt, TINY } from "./tiny-
 import { sleep, until } from "./until.js";
 
 export interface OurPrefillOptions {
-  /** Of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** Default: that of the vLLM peer. */
   readonly blockSize?: number;
-  /** Push: announce the block size of the vLLM peer. */
   readonly announcesPeerBlocks?: boolean;
-  /** "neuron": blocks are on a simulated device and are staged through host memory. */
+  /** "neuron": a simulated device, staged through host memory. */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
-  /** Ports of HTTP and the side channel. Default: free ports. */
+  /** Of HTTP and the side channel. Default: free ones. */
   readonly ports?: readonly [number, number];
   readonly log?: Log;
 }
@@ -29,11 +26,11 @@ export interface OurPrefillOptions {
 export type OurPrefill = Awaited<ReturnType<typeof openOurPrefill>>;
 
 const NUM_BLOCKS = 128;
-/** The highest bit of a float32's exponent, in its last byte (little endian). */
+/** The highest bit of a float32's exponent (little endian). */
 const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
-/** The demo's prefill server in this process, with settings that let a vLLM peer pair with it. */
+/** The demo's P in this process, which a vLLM peer can pair with. */
 export async function openOurPrefill(options: OurPrefillOptions) {
   const {
     kind,
@@ -57,10 +54,8 @@ export async function openOurPrefill(options: OurPrefillOptions) {
     tp,
     blockSize,
     numBlocks: NUM_BLOCKS,
-    // For the routes of sleep mode.
     debug: true,
-    // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another
-    // attention backend.
+    // Plain [K|V] in each head: vLLM's D repacks it.
     attentionBackend: "PLAIN",
     compat: {
       model: factors.model,
@@ -92,12 +87,9 @@ export async function openOurPrefill(options: OurPrefillOptions) {
     close: () => instance.close(),
     sideChannelPort,
     tap,
-    /** Blocks that requests hold, blocks under a lease included. */
+    /** Blocks under a lease included. */
     held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
-    /**
-     * Flips one exponent bit of the first value of K at each of the first `tokens` positions, in
-     * every layer and head.
-     */
+    /** Flips an exponent bit of the first value of K at each of the first `tokens` positions. */
     damage(blockIds: readonly number[], tokens: number): void {
       for (const { bytes } of tap.memories) {
         for (let row = 0; row < TINY.layers * heads; row++) {
@@ -116,19 +108,16 @@ export async function openOurPrefill(options: OurPrefillOptions) {
   };
 }
 
-/** What a worker logs in the handshake after which it repacks. */
 const REPACKS = "hint heterogeneous attn post process";
 const REPACKS_WITHIN_MS = 120_000;
 
 /**
- * Waits until each worker of a push D repacks KV from another attention backend, as ours is.
- *
- * A vLLM worker on the CPU learns that it must repack in a handshake that loads P's memory
- * descriptors. In push only a heartbeat starts such a handshake; the handshake before a
- * registration loads what a notification needs (`notif_agents_only` in `nixl/push_worker.py`, vLLM
- * 0.31 to 0.33). When the registration comes first, the worker takes our blocks as they are, and D
- * generates other tokens. A heartbeat is due a sixth of a lease after the last one, so each try
- * waits that long.
+ * Waits until each worker of a push D repacks KV of another attention backend, as ours. A vLLM
+ * worker on the CPU learns to in a handshake that loads P's memory descriptors. In push only a
+ * heartbeat starts such a one; that before a registration loads what a notification needs
+ * (`notif_agents_only` in `nixl/push_worker.py`, vLLM 0.31 to 0.33). When the registration comes
+ * first, D generates other tokens. A heartbeat is due a sixth of a lease after the last one: each
+ * try waits that long.
  */
 export async function untilRepacks(server: VllmServer): Promise<void> {
   const { kind, leaseSeconds, tp } = server;

@@ -30,10 +30,7 @@ const TIMEOUT_MS = 60_000;
  */
 const WATCH_ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 5);
 
-/**
- * `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's
- * README describes.
- */
+/** What the README of `kv-peer` describes, with a P and a D of vLLM. */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
@@ -48,7 +45,6 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   test("doctor: no check fails, it names the hash factors and the tcp transport, and P frees the blocks", async () => {
     // Push has no notification for blocks that are not needed.
     const isNotified = prefill().kind.mode === "pull";
-    // Waits until P has freed the blocks of earlier tests.
     if (isNotified) await untilFreed(prefill(), 0);
     const unnotified = async () => (await expired(prefill())) - (await notifiedLate(prefill()));
     const before = await unnotified();
@@ -67,8 +63,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
     if (!isNotified) return;
     await untilFreed(prefill(), 0);
-    // Every rank received the notification for its blocks; on a busy machine possibly after their
-    // lease.
+    // On a busy machine possibly after their lease.
     expect(await unnotified()).toBe(before);
   });
 
@@ -95,8 +90,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   });
 
   test(`watch: no false alarm in ${WATCH_ROUNDS} rounds`, async () => {
-    // The leases of earlier tests have ended: each would be a finding. P counts some of them a step
-    // after it has freed their blocks.
+    // Each lease that ends would be a finding. P counts some a step after it has freed the blocks.
     await untilFreed(prefill(), 0);
     await waitSeconds(prefill(), 2);
     const watch = new Watch({

@@ -5,16 +5,10 @@ import { freePorts } from "./free-ports.js";
 import { long } from "./front-suite.js";
 import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
-/**
- * Without health checks only the client's requests reach the servers, so a fault affects a request
- * and not a health check.
- */
+/** Only clients' requests reach the servers, so that a fault hits one of these. */
 const NO_HEALTH_CHECKS = { health: { intervalMs: 0 } } as const;
 
-/**
- * Faults: an unreachable D, a D that breaks the connection, a request timeout. P must hold no blocks
- * afterwards.
- */
+/** P must hold no blocks after an unreachable D, a broken connection, or a timeout. */
 export function proxyFaultSuite(pair: ProxyPair): void {
   test("D is unreachable: kv-proxy sends the decode request to the other D, without another prefill", async () => {
     const [dead = 0] = await freePorts(1);
@@ -89,19 +83,18 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-/** The offset after a response's head: the server has begun its response and has sent no token. */
+/** The server has begun its response and has sent no token. */
 function afterHead(answered: string): number | undefined {
   const end = answered.indexOf("\r\n\r\n");
   return end < 0 ? undefined : end + 4;
 }
 
-/** The offset of the third event. */
 function afterTwoEvents(answered: string): number | undefined {
   const third = answered.split("data: ", 4).slice(0, 3).join("data: ");
   return third.length < answered.length ? third.length : undefined;
 }
 
-/** The text that arrived, and whether the connection broke before the end of the response. */
+/** The text, and whether the connection broke before the end. */
 async function read(asked: Promise<Response>): Promise<{ text: string; isBroken: boolean }> {
   const decoder = new TextDecoder();
   let text = "";

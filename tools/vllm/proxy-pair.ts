@@ -17,20 +17,17 @@ export type ProxyPair = ReturnType<typeof proxyPair>;
 
 export const COMPLETIONS = "/v1/completions";
 
-/** Blocks that are freed before the end of the lease were freed by a notification. */
+/** What is freed before its end was freed by a notification. */
 const LEASE_SECONDS = 45;
-/** Enough for the blocks that toy proxies leave at P in half a minute. */
+/** Toy proxies leave blocks at P. */
 const BLOCKS = 400;
 /**
- * The prompt contains the tools and the request's own template arguments, so that a server that did
- * not get them gives another answer.
+ * Tools and the request's own template arguments are in the prompt: a server that did not get them
+ * answers otherwise.
  */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
-/**
- * The text of calls of the tools `f` and `g` of `boundary-cases.ts`, as tokens. They replace the
- * last words of the vocabulary, which no prompt uses.
- */
+/** Calls of the tools of `boundary-cases.ts`, as tokens, in place of words that no prompt uses. */
 const CALL_WORDS = [
   '[{"name":"f","parameters":',
   '[{"name":"g","parameters":',
@@ -45,9 +42,7 @@ const CALL_WORDS = [
 const FIRST_CALL_WORD = 1014;
 
 export interface PairOptions {
-  /** Of the proxy. */
   readonly base?: Partial<ProxyOptions>;
-  /** Of both servers. */
   readonly args?: readonly string[];
   readonly extra?: VllmOptions["extra"];
   /**
@@ -57,7 +52,6 @@ export interface PairOptions {
   readonly hasWholeWords?: boolean;
 }
 
-/** Starts both servers before the tests of a suite and stops them after it. */
 export function proxyPair(
   kind: PeerKind,
   { base = {}, args = [], extra = {}, hasWholeWords = false }: PairOptions = {},
@@ -74,7 +68,7 @@ export function proxyPair(
   let unused = 0;
 
   const [p, d] = [() => servers.of("p"), () => servers.of("d")];
-  /** Registers something to close after the test, in the order of registration. */
+  /** Closes it after the test, in the order of the calls. */
   function closing<T extends { close(): Promise<void> }>(what: T): T {
     open.push(what);
     return what;
@@ -88,42 +82,39 @@ export function proxyPair(
     get d(): VllmServer {
       return d();
     },
-    /** Opens a proxy for one test. By default its servers are this P and this D. */
+    /** For one test. By default in front of this P and this D. */
     async proxied(more: Partial<ProxyOptions> = {}): Promise<OpenProxy> {
       const own = { prefillers: [p().url], decoders: [d().url] };
       return closing(await openProxy({ ...own, ...base, ...more }));
     },
     closing,
-    /** The URL of a toy proxy for one test. */
     toy: async (prefiller = p().url, decoder = d().url): Promise<string> =>
       closing(await startToyProxy(prefiller, decoder)).url,
-    /** A tap in front of a server for one test; by default in front of D. */
+    /** For one test, by default in front of D. */
     tap: async (options?: HttpTapOptions, target = d().url): ReturnType<typeof startHttpTap> =>
       closing(await startHttpTap(target, options)),
-    /** Expects that the server at `url` answers a request as D does alone. Returns the answer. */
+    /** As D does alone. Returns the answer. */
     async answersAlike(url: string, body: unknown): Promise<unknown> {
       const right = await comparable(await ask(d().url + COMPLETIONS, body));
       expect(await comparable(await ask(url + COMPLETIONS, body))).toEqual(right);
       return right;
     },
-    /** The share of P's blocks that is in use. */
     held: () => usage(p()),
-    /** Waits for at most half a lease, so that only a notification can have freed P's blocks. */
+    /** Waits at most half a lease: only a notification can have freed P's blocks. */
     freed: () => untilFreed(p(), unused, (LEASE_SECONDS * 1000) / 2),
-    /** Waits until P holds no blocks, also by the end of a lease, for the sake of the next test. */
+    /** Until P holds nothing, also by the end of a lease, for the next test's sake. */
     leaseEnded: () => untilFreed(p(), unused, 4 * LEASE_SECONDS * 1000),
     idle: (server: VllmServer) =>
       until(
         async () => (await server.metric("vllm:num_requests_running")) === 0,
         `${server.name} is idle`,
       ),
-    /** Starts a further server with the options of P and D. */
     start: servers.start,
     restart: servers.restart,
   };
 
   beforeAll(async () => {
-    // In parallel, because most of the start is spent in Python imports.
+    // Most of the start is spent in Python imports.
     await Promise.all([servers.start("p"), servers.start("d")]);
     unused = await usage(p());
     const own = { prefillers: [p().url], decoders: [d().url] };
@@ -147,7 +138,6 @@ export function proxyPair(
 
 export type OpenProxy = Awaited<ReturnType<typeof openProxy>>;
 
-/** A proxy on a free port. */
 export async function openProxy(options: ProxyOptions) {
   const proxy = createProxy(options);
   const { url } = await proxy.listen({ port: 0 });
@@ -155,8 +145,8 @@ export async function openProxy(options: ProxyOptions) {
 }
 
 /**
- * Arguments of servers whose tokenizer has the words of calls, and whose template shows tools. Its
- * files are written into `folder`.
+ * The tokenizer has the words of calls, and the template shows tools. Their files are written into
+ * `folder`.
  */
 export function argumentsOf(folder: string, hasWholeWords = false): string[] {
   const template = join(folder, "template.jinja");
@@ -177,7 +167,7 @@ export function argumentsOf(folder: string, hasWholeWords = false): string[] {
     template,
     "--tokenizer",
     folder,
-    // This parser accepts calls in the plain JSON that guided decoding generates.
+    // It accepts calls in the plain JSON that guided decoding generates.
     "--enable-auto-tool-choice",
     "--tool-call-parser",
     "xlam",

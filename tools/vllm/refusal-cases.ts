@@ -1,7 +1,7 @@
 import type { CheckedPair, CheckedSide } from "@kv/plan/vllm";
 
 const HEADS = 8;
-/** Bytes of one head in a block of 16 tokens. */
+/** Of one head in a block of 16 tokens. */
 const HEAD_BYTES = 512;
 
 type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
@@ -9,10 +9,7 @@ type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
   readonly remote?: Partial<CheckedSide>;
 };
 
-/**
- * A pair that vLLM takes, with changes. The lengths of blocks follow from heads, TP sizes and
- * tokens where they are not given.
- */
+/** A pair that vLLM takes, with changes. Lengths of blocks follow from the rest. */
 function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
   const facts = {
     numKvHeads: HEADS,
@@ -181,10 +178,7 @@ const blocks = (
   numTokens: number | null,
 ) => ({ request: { decodeBlocks, prefillBlocks, numTokens } });
 
-/**
- * Pairs and requests that break a rule outside of the handshake's validation, and some that just
- * keep it.
- */
+/** They break a rule outside of the handshake's validation, or just keep it. */
 const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
@@ -267,7 +261,6 @@ const BLOCKS = [
   [16, 32],
 ] as const;
 
-/** All pairs on which vLLM's code is asked. */
 export function refusalCases(): readonly CheckedPair[] {
   const grid = SIZES.flatMap((local) =>
     SIZES.flatMap((remote) =>

@@ -11,13 +11,10 @@ const TOKENS = prompt(100);
 const OUR_BLOCKS = [5, 2, 9, 11];
 const OUTPUT_TOKENS = 8;
 const OUR_LEASE_SECONDS = 5;
-/** With push, a P that is gone sends nothing, so our D waits for this timeout. */
+/** A push P that is gone sends nothing: our D waits so long. */
 const REQUEST_TIMEOUT_SECONDS = 10;
 
-/**
- * A vLLM server that is paired with our P and our D stops, and another process starts at the same
- * address.
- */
+/** A vLLM that is paired with our P and our D stops, and another starts at its address. */
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;

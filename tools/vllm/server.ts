@@ -17,10 +17,9 @@ import { freePorts } from "./free-ports.js";
 import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** The folder into which `setup.sh` installs the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
 
-/** The folder with the Python sources of a release that `setup.sh` has installed. */
+/** Python sources of a release that `setup.sh` has installed. */
 export function sourcesOf(version: PeerKind["version"]): string {
   if (version !== "0.32") return join(PEER_DIR, `vllm${version.replace("0.", "")}`);
   const lib = join(PEER_DIR, "vv", "lib");
@@ -28,7 +27,7 @@ export function sourcesOf(version: PeerKind["version"]): string {
   return join(lib, python, "site-packages");
 }
 
-/** Recordings are kept: a run against another version can be compared with them. */
+/** Kept, so that a run against another version can be compared. */
 export function recordingFolder(name: string): string {
   const folder = join(PEER_DIR, "recordings", name);
   mkdirSync(folder, { recursive: true });
@@ -37,22 +36,18 @@ export function recordingFolder(name: string): string {
 
 export interface VllmOptions {
   readonly kind: PeerKind;
-  /** The name in messages. */
   readonly name: string;
   readonly tp?: number;
-  /** Ports of HTTP and the side channel. Default: free ports. */
+  /** Of HTTP and the side channel. Default: free ones. */
   readonly ports?: readonly [number, number];
-  /** Blocks of 32 tokens, the null block included. */
+  /** Of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
-  /** Keys of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Of vLLM's API server. */
   readonly args?: readonly string[];
   readonly env?: Readonly<Record<string, string>>;
 }
 
-/** A real vLLM server on this machine's CPU, with its NixlConnector. */
 export interface VllmServer {
   readonly kind: PeerKind;
   readonly name: string;
@@ -61,11 +56,11 @@ export interface VllmServer {
   readonly port: number;
   readonly sideChannelPort: number;
   readonly leaseSeconds: number;
-  /** The value of a metric of `/metrics`, summed over its labels; 0 when there is none. */
+  /** Summed over its labels; 0 when there is none. */
   metric(name: string): Promise<number>;
-  /** The output so far, also after `stop`. */
+  /** Also after `stop`. */
   log(): string;
-  /** Ends all of its processes. Safe to call twice. */
+  /** Ends all processes. Safe to call twice. */
   stop(): Promise<void>;
 }
 
@@ -77,10 +72,7 @@ const SHOWN_LINES = 60;
 
 const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-/**
- * Starts a server, waits until it is healthy, and sends it one completion, so that its first
- * computation is not part of its first handshake.
- */
+/** Starts a server, and has it compute once, so that this is not part of its first handshake. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const {
     kind,
@@ -98,14 +90,14 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const connector = CONNECTOR_NAMES[kind.mode];
   const config = JSON.stringify({
     kv_lease_duration: leaseSeconds,
-    // A push D that waits for a P that is gone runs empty engine steps without pause, by default
-    // for eight minutes. This slows the next tests.
+    // A push D runs empty steps without pause while it waits for a P that is gone, by default for
+    // eight minutes.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
     ...extra,
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
-  // The guard ends the server's process group when its standard input closes: because of `stop`, or
-  // because this process is gone.
+  // The guard ends the server's process group when its stdin closes: by `stop`, or because this
+  // process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
@@ -167,8 +159,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
 const lastLines = (server: VllmServer) => server.log().split("\n").slice(-SHOWN_LINES).join("\n");
 
 /**
- * The servers of a suite, by name. They are stopped after it, and the last lines of their logs are
- * shown where a test fails.
+ * The servers of a suite. They are stopped after it, and their logs are shown where a test fails.
  */
 export function vllmServers(common: Omit<VllmOptions, "name">) {
   const starts = new Map<string, Promise<VllmServer>>();
@@ -194,7 +185,7 @@ export function vllmServers(common: Omit<VllmOptions, "name">) {
     return server;
   }
 
-  /** Starts a server with further options, unless it was started. */
+  /** Starts a server, unless it was started. */
   async function start(name: string, more: Partial<VllmOptions> = {}): Promise<VllmServer> {
     const all = { ...common, ...more, args: [...(common.args ?? []), ...(more.args ?? [])] };
     const { mode, version } = all.kind;
@@ -208,7 +199,7 @@ export function vllmServers(common: Omit<VllmOptions, "name">) {
   return {
     of,
     start,
-    /** Ends a server, and starts it at the same addresses. */
+    /** At the same addresses. */
     async restart(name: string, more: Partial<VllmOptions> = {}): Promise<void> {
       const { port, sideChannelPort, stop } = of(name);
       await stop();

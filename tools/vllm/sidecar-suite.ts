@@ -9,10 +9,7 @@ import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 const HEADER = "x-prefiller-host-port";
 
-/**
- * `kv-proxy --sidecar` beside D, behind a relay that names P in the header as a picker does, and
- * what only a sidecar does.
- */
+/** `kv-proxy --sidecar` beside D, behind a relay that names P as a picker does. */
 export function sidecarSuite(pair: ProxyPair): void {
   const { mode } = pair.kind;
   const proxied = async (more: Partial<ProxyOptions> = {}) => {
@@ -67,14 +64,13 @@ export function sidecarSuite(pair: ProxyPair): void {
   });
 }
 
-/** `open` opens a sidecar with these settings behind something that names P in the header. */
+/** `open` opens a sidecar behind something that names P. */
 export async function leaveBetweenTheLegs(
   pair: ProxyPair,
   open: (sidecar: NonNullable<ProxyOptions["sidecar"]>) => Promise<Front>,
 ): Promise<void> {
   const { mode } = pair.kind;
-  // The engine that this side channel names is not the one that answers, so the sidecar reads it
-  // again between the legs.
+  // Not the engine that answers: the sidecar reads it again between the legs.
   const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
   const { url, proxy } = await open({ allow: ["127.0.0.0/8"], kv: { port: side.port } });
   const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };
@@ -92,6 +88,6 @@ export async function leaveBetweenTheLegs(
   expect(await pair.held()).toBeGreaterThan(before);
   client.abort();
   await expect(asked).rejects.toThrow();
-  // A P that pushes has no notification of a refusal, and keeps the blocks for a lease.
+  // A P that pushes is not told of a refusal.
   await (mode === "push" ? pair.leaseEnded() : pair.freed());
 }

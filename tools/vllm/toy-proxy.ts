@@ -2,11 +2,9 @@ import { startUpstream } from "@kv/testing/http/fake-upstream";
 import { ask } from "./completion.js";
 
 /**
- * A minimal proxy for P and D, like published examples. It sends one prefill request with
- * `max_tokens` 1 and copies the `kv_transfer_params` of the answer to the decode request. It
- * returns the body of the decode answer with status 200. Every error becomes a 500. It is the
- * negative control of the boundary cases: a case that this proxy passes shows nothing about the
- * boundary.
+ * Like published examples: one prefill request with `max_tokens` 1, whose `kv_transfer_params` go
+ * into the decode request. The answer has status 200, and every error is a 500. A boundary case
+ * that it passes shows nothing.
  */
 export function startToyProxy(prefillUrl: string, decodeUrl: string) {
   return startUpstream(async ({ path, json, response }) => {

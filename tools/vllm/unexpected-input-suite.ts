@@ -22,10 +22,7 @@ const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
 
-/**
- * Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another
- * marker, an additional frame.
- */
+/** An empty frame, invalid msgpack, another type, another marker, an additional frame. */
 const INVALID_FRAMES = [
   [new Uint8Array()],
   [Uint8Array.of(0xc1)],
@@ -34,10 +31,7 @@ const INVALID_FRAMES = [
   [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }), Uint8Array.of(1)],
 ];
 
-/**
- * Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM
- * worker.
- */
+/** The first ones end the engine step of a vLLM worker. */
 const INVALID_NOTIFICATIONS = [
   text.encode("no colon"),
   text.encode("request:many"),
@@ -48,10 +42,7 @@ const INVALID_NOTIFICATIONS = [
   new Uint8Array(1),
 ];
 
-/**
- * Sends invalid frames and invalid notifications to an engine of ours. Afterwards a valid handshake
- * must succeed.
- */
+/** Afterwards a valid handshake must succeed. */
 export async function sendInvalidInput(host: string, port: number): Promise<void> {
   const sideChannel = zmqSideChannel();
   const transport = nixlTransport();
@@ -63,7 +54,6 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
       [encodeHandshakeRequest({ ppRank: 0, tpRank: UNKNOWN_RANK })],
       [encodeHandshakeRequest({ ppRank: UNKNOWN_RANK, tpRank: 0 })],
     ]) {
-      // Refused or not answered. The valid request below must be answered.
       await ask(frames, 500).catch(() => {});
     }
     const { frames } = await ask([encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })], TIMEOUT_MS);
@@ -80,10 +70,7 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
   }
 }
 
-/**
- * A side channel that changes vLLM's replies to those of a later version: another hash, and unknown
- * fields.
- */
+/** Replies of a later version: another hash, and unknown fields. */
 function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChannel {
   const compatibility = {
     ...factorsOf(server.kind),
@@ -111,9 +98,7 @@ function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChan
   };
 }
 
-/**
- * A handshake of an unknown vLLM version, and a request that ends the listener of a vLLM worker.
- */
+/** An unknown vLLM version, and a request that ends vLLM's listener. */
 export function unexpectedInputSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -152,7 +137,7 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
     await untilFreed(server(), before);
   });
 
-  // This test must be the last one: the server answers no handshake after it.
+  // The last one: the server answers no handshake after it.
   test("a handshake for an unknown rank ends vLLM's listener, while /health stays 200", async () => {
     const { url, sideChannelPort: port } = server();
     const sideChannel = zmqSideChannel();

@@ -1,7 +1,4 @@
-/**
- * Polls until `holds` returns true, for a state that a peer does not report. After the timeout it
- * throws an error that contains `what`.
- */
+/** For a state that a peer does not report. The error of a timeout contains `what`. */
 export async function until(
   holds: () => Promise<boolean> | boolean,
   what: string,
@@ -19,8 +16,8 @@ export const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(r
 const ATTEMPTS = 3;
 
 /**
- * Runs `work`, and retries it after a handshake timeout, but after no other error. On two busy
- * cores a process may not run for the five seconds that vLLM allows for a handshake.
+ * Retries after a handshake timeout, and after no other error. On two busy cores a process may not
+ * run for the five seconds that vLLM allows.
  */
 export async function retryAfterTimeout<T>(
   work: () => Promise<T>,
@@ -36,7 +33,7 @@ export async function retryAfterTimeout<T>(
   }
 }
 
-/** Returns whether a handshake of these vLLM servers has timed out since the last call. */
+/** Whether a handshake of these servers has timed out since the last call. */
 export function handshakeTimedOut(...servers: readonly { log(): string }[]): () => boolean {
   const ends = servers.map((server) => server.log().length);
   return () => {

@@ -13,27 +13,16 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/**
- * Our lease. Without heartbeats it expires long before the peer has room. A heartbeat adds two
- * thirds of it.
- */
+/** It expires long before the peer has room. A heartbeat adds two thirds of it. */
 const OUR_LEASE_SECONDS = 12;
 const TOKENS = prompt(100);
 const OUTPUT_TOKENS = 8;
-/**
- * A number of tokens that takes a minute or more to generate. `ONE_LONG_REQUEST` sets it as the
- * model's length.
- */
+/** So many tokens take a minute or more. */
 const LONG = 16_384;
-/**
- * The number of heartbeats to wait for. The peer sends one every sixth of its own lease of 15 s.
- */
+/** The peer sends one every sixth of its lease of 15 s. */
 const BEATS = 8;
 
-/**
- * Arguments of a server that computes one request at a time, of up to `LONG` tokens.
- * The tokens beyond the positions that the model was made for do not matter.
- */
+/** One request at a time, also beyond the positions that the model was made for. */
 export const ONE_LONG_REQUEST = [
   "--max-num-seqs",
   "1",
@@ -44,8 +33,8 @@ export const ONE_LONG_REQUEST = [
 ];
 
 /**
- * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a
- * request waits, a notification when a request is aborted, or nothing at all.
+ * What a vLLM D sends besides reads: heartbeats while a request waits, a notification when one is
+ * aborted, or nothing.
  */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
@@ -68,20 +57,14 @@ export function waitingSuite(server: () => VllmServer): void {
     await ours?.close();
   });
 
-  /**
-   * Pairs with the peer before it is busy, so that a waiting request does not also wait for a
-   * handshake.
-   */
+  /** Else a waiting request also waits for a handshake. */
   async function paired(): Promise<void> {
     await handedOver(ours.url, server(), TOKENS, 1);
     await until(() => ours.held() === 0, "the blocks are freed");
     logged.length = 0;
   }
 
-  /**
-   * Gives the peer a request that runs until it is aborted. The peer computes one request at a
-   * time.
-   */
+  /** The peer computes one request at a time, this one until it is aborted. */
   async function keepBusy(): Promise<void> {
     const running = () => server().metric("vllm:num_requests_running");
     await until(async () => (await running()) === 0, "the peer has nothing to do");

@@ -5,7 +5,6 @@ import type { SimRequest } from "../simulator/sim-options.js";
 import type { FaultEngine } from "./fault-fixture.js";
 import type { Seat, Seats } from "./seats.js";
 
-/** The times of a fault run. */
 export interface FaultTimes {
   readonly leaseMs: number;
   readonly requestTimeoutMs: number;
@@ -14,7 +13,7 @@ export interface FaultTimes {
    * plus the time that a failed transfer can still write to memory, plus a few steps.
    */
   readonly deadlineMs: number;
-  /** Longer than a lease: a message delayed this long arrives after the lease has ended. */
+  /** Longer than a lease: so late a message arrives after it has ended. */
   readonly longMs: number;
 }
 
@@ -33,7 +32,6 @@ interface Living {
   readonly blockSize: number;
 }
 
-/** The end of a request id as vLLM makes it: eight hexadecimal digits. */
 export function idSuffix(random: SeededRandom): string {
   return random
     .integer(2 ** 32)
@@ -41,10 +39,7 @@ export function idSuffix(random: SeededRandom): string {
     .padStart(8, "0");
 }
 
-/**
- * A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends
- * some of them twice. Returns what runs request `n`, and resolves to its outcome.
- */
+/** Sends requests, aborts them at any moment, retries them, and sends some of them twice. */
 export function createFaultClient(
   options: FaultClientOptions,
 ): (n: number, random: SeededRandom) => Promise<string> {
@@ -80,7 +75,6 @@ export function createFaultClient(
     // may share them.
     const at = plainProducers ? await living(decodes, random) : undefined;
     if (random.next() < 0.02) {
-      // Two decode requests receive the parameters of the same blocks at the same time.
       const [, outcome] = await Promise.all([
         decode(request, params, `t${n}`, random, at),
         decode(request, params, `d${n}`, random, at),
@@ -139,14 +133,12 @@ export function createFaultClient(
       abortMs,
     );
     const tookMs = clock.now() - startedMs;
-    // The request may first have waited for free blocks, while other requests held theirs until
-    // their own deadlines.
+    // It may first have waited for blocks that others held until their own deadlines.
     if (tookMs > 3 * deadlineMs)
       seats.violation(`request ${requestId} ended only after ${tookMs} ms`);
     return outcome;
   }
 
-  /** The outcome of `work`. Calls `abort` after `abortMs`. */
   async function within(
     work: Promise<unknown>,
     abort: () => void,

@@ -5,13 +5,10 @@ import type { SeededRandom } from "@kv/transport-memory";
 interface Deaths {
   /** Before a client takes its next request: waits if it must not take more now. */
   mayTake(taken: number): Promise<void> | void;
-  /** Waits until the next death. */
   next(random: SeededRandom): Promise<void>;
-  /** Waits from a death to the restart. */
   mourn(random: SeededRandom): Promise<void>;
-  /** The successor of a dead engine has started. */
   over(): void;
-  /** No client takes requests any more. `next` then resolves, and no engine dies. */
+  /** No client takes requests any more: `next` resolves, and no engine dies. */
   end(): void;
   readonly ended: boolean;
 }

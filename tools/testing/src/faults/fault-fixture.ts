@@ -26,7 +26,6 @@ export interface FaultEngine
   outstanding(): Counts | Promise<Counts>;
 }
 
-/** Options for the start of one engine. */
 export interface FaultEngineOrder
   extends Pick<
     SimEngineOptions,
@@ -40,17 +39,15 @@ export interface FaultEngineOrder
   readonly connector?: ConnectorModule;
 }
 
-/** Starts the engines of a run, and has the transport, the clock, and the injected faults. */
+/** What differs between runs in this process and over real transports. */
 export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
-  /** Waits until the work is done. With a virtual clock, advances the clock. */
+  /** With a virtual clock, advances it until the work is done. */
   settle<T>(work: Promise<T>): Promise<T>;
-  /** Waits until these engines should hold nothing, because every lease has ended. */
+  /** Waits until every lease of these engines has ended. */
   waitUntilIdle(engines: readonly FaultEngine[]): Promise<void>;
-  /** Called after all engines are closed. Returns the counts of what is still held. */
   countHeld(): Promise<Counts>;
-  /** Number of faults so far, by kind. */
   faultCounts(): Counts;
 }
 
@@ -62,14 +59,12 @@ export interface MemoryFixtureOptions {
    * in vLLM.
    */
   readonly plainProducers?: boolean;
-  /** Breaks a rule on purpose. The run must detect it. */
   readonly sabotage?: Sabotage;
   readonly wrapTransport?: (transport: Transport) => Transport;
   /** Returns the accelerator of an engine, or undefined for an engine without one. */
   readonly device?: (around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined;
 }
 
-/** Longer than any lease of a fault run. */
 const REST_MS = 30_000;
 
 /** The memory transport in virtual time. The same seed gives the same run. */

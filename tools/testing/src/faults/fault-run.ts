@@ -6,26 +6,20 @@ import { type FaultFixture, type MemoryFixtureOptions, memoryFixture } from "./f
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
 import { Seats, seat } from "./seats.js";
 
-/** The load of a fault run, independent of the fixture. */
 export interface FaultLoad extends Pick<MemoryFixtureOptions, "plainProducers"> {
   readonly seed: string;
   readonly requests: number;
-  /** Pull by default. */
   readonly connector?: ConnectorModule;
-  /**
-   * Fraction of requests whose two legs start at once. The consumer then has only the producer's
-   * address and request id.
-   */
+  /** Fraction of requests whose two legs start at once. */
   readonly atOnce?: number;
   /** Blocks of each engine: few, so that freed blocks are allocated again soon. */
   readonly numBlocks?: number;
-  /** Sets `push_layerwise`, and makes the engines report a layer while they compute. */
   readonly layerwise?: boolean;
   readonly clients?: number;
   readonly times?: FaultTimes;
   /**
-   * An engine dies each time that clients have taken this many requests. By default, engines die at
-   * times of the fixture's clock.
+   * An engine dies each time that clients have taken so many requests. Default: at times of the
+   * clock.
    */
   readonly deathEvery?: number;
 }
@@ -35,7 +29,6 @@ export interface FaultRunOptions extends FaultLoad, MemoryFixtureOptions {}
 export interface FaultRunReport extends Pick<Seats, "violations" | "violationCount" | "outcomes"> {
   readonly faults: Readonly<Record<string, number>>;
   readonly kills: number;
-  /** By the fixture's clock. */
   readonly seconds: number;
   /** What is still held after all requests ended, and after all engines are closed. */
   readonly left: Readonly<Record<string, number>>;
@@ -59,7 +52,6 @@ export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   return faultRunOn(memoryFixture(root.fork("network"), { ...options, rules }), options, root);
 }
 
-/** Runs the same load on any fixture. */
 export async function faultRunOn(
   fixture: FaultFixture,
   load: FaultLoad,
@@ -107,7 +99,6 @@ export async function faultRunOn(
     }
   }
 
-  /** Repeatedly kills a random engine, and starts its successor later. */
   async function reaper(random: SeededRandom): Promise<void> {
     while (taken < requests) {
       await deaths.next(random);

@@ -5,27 +5,21 @@ import { idSuffix } from "./fault-client.js";
 import { type FaultEngine, type FaultFixture, memoryFixture } from "./fault-fixture.js";
 import { type Seat, Seats, seat } from "./seats.js";
 
-/** Restarts of one P and one D under load. */
 export interface RestartLoad {
   readonly seed: string;
   readonly restarts: number;
-  /** Pull by default. */
   readonly connector?: ConnectorModule;
-  /** Fraction of requests whose two legs start at once. */
   readonly atOnce?: number;
   /** Lease of P: a heartbeat is a sixth of it. */
   readonly leaseMs?: number;
-  /** Longest time that a request may take. */
   readonly deadlineMs?: number;
 }
 
-/** What the restarts showed. */
 export interface RestartReport extends Pick<Seats, "violations" | "outcomes"> {
   readonly restarts: number;
   /** From a new process's listening to the first request that succeeded. */
   readonly firstSuccessMs: { readonly slowest: number; readonly median: number };
   readonly heartbeatMs: number;
-  /** What is still held after all requests have ended, and after all engines are closed. */
   readonly left: Readonly<Record<string, number>>;
 }
 
@@ -35,19 +29,18 @@ const LIFE_MS = 250;
 /** It starts again so long after its death, at most. */
 const DEATH_MS = 200;
 const RETRY_MS = 10;
-/** Heartbeats after which no success is expected any more. */
 const GIVE_UP = 3;
 const NUM_BLOCKS = 1024;
 
-/** Restarts in virtual time on the memory transport. The same seed gives the same run. */
+/** In virtual time on the memory transport. The same seed gives the same run. */
 export function restartRun(load: RestartLoad): Promise<RestartReport> {
   return restartRunOn(memoryFixture(seededRandom(load.seed).fork("network"), {}), load);
 }
 
 /**
- * Kills P or D as SIGKILL does at random moments under load, and starts it again at the same
- * address: half of the times with its engine id, as an engine whose id is configured, and half with
- * another, as vLLM (vllm-project/vllm#49238, sgl-project/sglang#34289).
+ * Kills P or D as SIGKILL does at random moments under load, and starts it again at its address:
+ * half of the times with its engine id, and half with another, as vLLM (vllm-project/vllm#49238,
+ * sgl-project/sglang#34289).
  */
 export async function restartRunOn(
   fixture: FaultFixture,
@@ -69,7 +62,6 @@ export async function restartRunOn(
   let sent = 0;
   let lastError = "";
 
-  /** One request, through the processes that run when its legs begin. Resolves to its outcome. */
   async function request(random: SeededRandom): Promise<string> {
     sent += 1;
     const begunMs = clock.now();

@@ -21,7 +21,6 @@ export const seat = (hostName: string, tpSize: number, blockSize = 16, skewMs = 
   engine: undefined,
 });
 
-/** What all engines of a run have in common. */
 type Order = Pick<FaultEngineOrder, "numBlocks" | "receiveDeadlineMs" | "extra"> &
   Partial<FaultEngineOrder>;
 
@@ -30,7 +29,6 @@ export class Seats {
   readonly #fixture: FaultFixture;
   readonly #order: Order;
   readonly #startedMs: number;
-  /** The first 10. */
   readonly violations: string[] = [];
   violationCount = 0;
   /** Requests by outcome: "ok", or the code of the error. */
@@ -67,10 +65,7 @@ export class Seats {
     this.outcomes[outcome] = (this.outcomes[outcome] ?? 0) + 1;
   }
 
-  /**
-   * Starts a process. Half of the restarts keep the engine id, as an engine with a configured id
-   * does, unless `hasNewId`.
-   */
+  /** Half of the restarts keep the engine id, as an engine with a configured id does. */
   async start(place: Seat, random: SeededRandom, hasNewId = false): Promise<void> {
     place.starts += 1;
     const generation = !hasNewId && random.next() < 0.5 ? 0 : place.starts;
@@ -92,17 +87,13 @@ export class Seats {
     );
   }
 
-  /** Kills the process of a place, as SIGKILL does. */
   async kill(place: Seat): Promise<void> {
     const { engine } = place;
     place.engine = undefined;
     await engine?.kill();
   }
 
-  /**
-   * Waits until the engines should hold nothing, and closes them. Returns the counts of what was
-   * still held, before and after.
-   */
+  /** Closes the engines when they should hold nothing. Returns what was held, before and after. */
   async close(places: readonly Seat[]): Promise<Record<string, number>> {
     const left: Record<string, number> = {};
     const look = (where: string, counts: Readonly<Record<string, number>>) => {

@@ -8,20 +8,18 @@ import { coordinatesOf, type SimEngine } from "../simulator/sim-engine.js";
 import { stateSpaceOf } from "../simulator/sim-ranks.js";
 import { copyPlatform } from "./copy-platform.js";
 
-/** A group of a scene. */
 interface SceneGroup {
-  /** Tokens in a block. */
   readonly blockTokens: 16 | 32 | 64;
   /** Of a sliding window; undefined for full attention. */
   readonly windowTokens: number | undefined;
   readonly layers: number;
-  /** KV heads of the whole model in the group's layers. Default: the scene's model's. */
+  /** Of the whole model. Default: the scene's. */
   readonly kvHeads?: number | undefined;
-  /** Whether peers exchange the group's blocks. Default true. */
+  /** Default true. */
   readonly isTransferred?: boolean | undefined;
-  /** A recurrent state, of which D's prefix cache keeps nothing. Default: attention. */
+  /** A recurrent state, of which D's prefix cache keeps nothing. */
   readonly isState?: boolean | undefined;
-  /** D's prefix cache has lost the group's blocks. Default false. */
+  /** D's prefix cache has lost its blocks. */
   readonly isEvicted?: boolean | undefined;
 }
 
@@ -29,21 +27,18 @@ interface SceneRequest {
   readonly numTokens: number;
   /** Blocks of 16 tokens that D has already. */
   readonly hitBlocks: number;
-  /** The same for P. */
   readonly prefillHitBlocks: number;
   /** Push: D registers its blocks before P computes. */
   readonly isEarly: boolean;
-  /** Pull: P reads the turn back for the next one. Default: there is no next turn. */
+  /** Pull: P reads the turn back for the next one. */
   readonly next?: SceneTurn | undefined;
 }
 
-/** What a second turn adds to the first one. */
 interface SceneTurn {
-  /** Tokens that D generates in the first turn. */
+  /** Of D, in the first turn. */
   readonly outputTokens: number;
-  /** Tokens of the second turn's prompt after those. */
+  /** Of the second turn's prompt, after those. */
   readonly newTokens: number;
-  /** Blocks of 16 tokens that P still has. */
   readonly hitBlocks: number;
 }
 
@@ -56,7 +51,6 @@ export interface GroupScene {
   readonly decodeTimes: 1 | 2;
   readonly requests: readonly SceneRequest[];
   readonly seed: number;
-  /** As `KvCacheConfig.cacheDtype`. Default "auto". */
   readonly cacheDtype?: string | undefined;
 }
 
@@ -72,10 +66,6 @@ const group: fc.Arbitrary<SceneGroup> = fc.record({
   isTransferred: fc.constantFrom(true, true, true, false),
 });
 
-/**
- * Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and
- * prompts.
- */
 export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   groups: fc
     .array(group, { minLength: 1, maxLength: 3 })
@@ -139,9 +129,8 @@ function configOf(
 }
 
 /**
- * Plays a scene in virtual time, and returns what must not happen: bytes at D that are not the
- * prompt's, a request that fails, a write to a block that nobody has, and what is held in the end.
- * `isPush`: D may register its blocks before P has computed them.
+ * Plays a scene in virtual time, and returns what must not happen. `isPush`: D may register its
+ * blocks before P has computed them.
  */
 export async function playGroupScene(
   scene: GroupScene,

@@ -3,7 +3,6 @@ import fc from "fast-check";
 import { expect, it } from "vitest";
 import { type GroupScene, groupScene, playGroupScene, readbackScene } from "./group-scene.js";
 
-/** One layer of full attention. */
 const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
 const TP_SIZES: readonly [number, number][] = [
   [1, 1],
@@ -11,9 +10,7 @@ const TP_SIZES: readonly [number, number][] = [
   [1, 2],
 ];
 
-/**
- * The tests of a second turn, which P reads back from D: the same caches in the other direction.
- */
+/** A second turn, which P reads back from D. */
 export function itReadsEveryGroupBack(connector: ConnectorModule): void {
   const play = async (scene: GroupScene) => {
     expect(await playGroupScene(scene, { connector, isPush: false })).toEqual([]);
@@ -44,10 +41,7 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
   });
 }
 
-/**
- * The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has
- * answered.
- */
+/** Groups with blocks and dtypes of their own. `isPush`: D may register before P has answered. */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {
   const played = (scene: Pick<GroupScene, "groups" | "requests" | "seed"> & Partial<GroupScene>) =>
     playGroupScene(

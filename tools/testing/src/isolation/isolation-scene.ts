@@ -24,14 +24,12 @@ interface HonestRequest {
   readonly atOnce: boolean;
 }
 
-/** One move of an attacker. */
 interface Attack {
   readonly atMs: number;
-  /** A name in one of the tables of `attacks.ts`, after the table's name. */
+  /** `TABLE: NAME` of the tables of `attacks.ts`. */
   readonly move: string;
-  /** The user whose request it is about. */
   readonly victim: number;
-  /** Whether the attacker's listener says that it is P's process, where it can. */
+  /** The attacker's listener says that it is P's process, where it can. */
   readonly copies: boolean;
 }
 
@@ -45,9 +43,8 @@ export interface Scene {
 }
 
 export interface SceneOptions {
-  /** Pull by default. */
   readonly connector?: ConnectorModule;
-  /** The key file of P and D. The attackers do not have it. */
+  /** Of P and D. The attackers do not have it. */
   readonly keyFile?: string;
   readonly takenOut?: TakenOut;
 }
@@ -64,10 +61,7 @@ const MOVES = Object.entries(TABLES).flatMap(([table, moves]) =>
   Object.keys(moves).map((name) => `${table}: ${name}`),
 );
 
-/**
- * Random scenes: users, and what attackers do meanwhile. `atOnce`: some users send both legs at
- * once, for push.
- */
+/** `atOnce`: some users send both legs at once, for push. */
 export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
   return fc.record({
     seed: fc.nat(),
@@ -94,14 +88,14 @@ export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
   });
 }
 
-/** Longer than a lease and a request's deadline, so that everything has ended. */
+/** Longer than a lease and a request's deadline. */
 const END_MS = 120_000;
 
 /**
  * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end
  * well, bytes of another prompt in D's blocks, KV of a stranger's listener that D may put into its
- * prefix cache, and metadata for a stranger without the key. Excluded, without a key: the bytes of
- * attackers' own requests that `POISONING_PARAMS` or a listener that copies P's process brought in.
+ * prefix cache, and metadata for a stranger without the key. Without a key, the bytes of attackers'
+ * own requests that `POISONING_PARAMS` or a copy of P's process brought in are excluded.
  */
 export async function playScene(
   scene: Scene,
@@ -258,7 +252,6 @@ export async function playScene(
   return found;
 }
 
-/** Whether a side channel gets P's metadata. */
 async function learns(sideChannel: SideChannel, { address }: SimEngine): Promise<boolean> {
   const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
   try {
@@ -270,7 +263,6 @@ async function learns(sideChannel: SideChannel, { address }: SimEngine): Promise
   }
 }
 
-/** Records what the registrations that D sends have in them. */
 function rememberRegistration(
   payload: Uint8Array,
   secrets: Map<string, string>,

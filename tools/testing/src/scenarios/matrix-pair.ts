@@ -3,16 +3,14 @@ import { type SeededRandom, seededRandom } from "@kv/transport-memory";
 import type { SimEngine } from "../simulator/sim-engine.js";
 import { createScenario } from "./scenario.js";
 
-/** One pair of engines in a connector's test matrix: TP sizes, block sizes, and KV heads. */
 export interface MatrixCase {
   readonly p: number;
-  /** Pipeline stages of P. */
   readonly stages?: number;
   readonly d: number;
   readonly blocks: readonly [prefill: number, decode: number];
   readonly heads: number;
   readonly kind?: KvCacheKind;
-  /** True if P's blocks are HND and D's NHD. */
+  /** P's blocks are HND and D's NHD. */
   readonly fromHndToNhd?: boolean;
   readonly permutesLocalKv?: boolean;
 }
@@ -27,8 +25,8 @@ export interface MatrixPair {
 }
 
 /**
- * Runs `requests` requests at once between two engines in virtual time. Expects that the engines
- * hold nothing one second later, long before a lease would end.
+ * Runs requests at once in virtual time. Expects that nothing is held one second later, long before
+ * a lease would end.
  */
 export async function expectAllArrive(
   { p, stages = 1, d, blocks, heads, kind, fromHndToNhd = false, permutesLocalKv }: MatrixCase,
@@ -36,7 +34,6 @@ export async function expectAllArrive(
     readonly seed: string;
     readonly requests: number;
     readonly connector: ConnectorModule;
-    /** `kv_connector_extra_config` of both. */
     readonly extra?: Readonly<Record<string, unknown>>;
     one(n: number, pair: MatrixPair): Promise<unknown>;
   },

@@ -5,28 +5,22 @@ import type { SimEngine } from "../simulator/sim-engine.js";
 import { createScenario, prompt } from "./scenario.js";
 
 /**
- * P's cache holds one prompt: as soon as P frees its blocks they are poisoned, and the next prompt
- * takes them.
+ * As soon as P frees the blocks of its only prompt they are poisoned, and the next one takes them.
  */
 const ONE_PROMPT = { numBlocks: 3 };
 
-/**
- * D's id of the n-th request that uses the reference. A vLLM P that pushes finds its own request by
- * it: by its name without the last digits.
- */
+/** A vLLM P that pushes finds its own request by this id of D, without the last digits. */
 const idOf = (n: number) => `r1-0000000${n}`;
 
-/** The outcome is looked at later. */
 function handled<T>(work: Promise<T>): Promise<T> {
   work.catch(() => {});
   return work;
 }
 
 /**
- * Scenarios in which a reference of a P (its `kv_transfer_params`) is used more than once at one D,
- * for P's of `@kv` and vLLM P's, without and with a prefix hit. `sharesReferences`: requests that D
- * has seen together all get their KV (pull); else the first alone does, and the others are refused
- * at once (push). The engines report wrong bytes as violations.
+ * A reference of a P (its `kv_transfer_params`) is used more than once at one D.
+ * `sharesReferences`: requests that D has seen together all get their KV (pull); else the first
+ * alone does, and the others are refused at once (push).
  */
 export function describeReferenceReuse(
   connector: ConnectorModule,
@@ -38,8 +32,7 @@ export function describeReferenceReuse(
     [1, 2],
   ].flatMap(([prefillTp = 1, decodeTp = 1], at) =>
     [true, false].flatMap((plain) =>
-      // In the short form each size has both kinds of P, and with each of them another hit than the
-      // size before it.
+      // In the short form each size has both kinds of P, with other hits than the size before it.
       [0, 16]
         .filter((cachedTokens) => isLongRun || (cachedTokens === 0) === (plain === (at % 2 === 0)))
         .map((cachedTokens) => ({ prefillTp, decodeTp, plain, cachedTokens })),
@@ -49,7 +42,6 @@ export function describeReferenceReuse(
     "a reference of a P with TP $prefillTp (vLLM: $plain) at a D with TP $decodeTp, hit of $cachedTokens tokens",
     (each) => {
       const { prefillTp, decodeTp, plain, cachedTokens } = each;
-      /** P, D, and the reference of prompt 1. */
       async function start() {
         const play = createScenario({ connector });
         const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });

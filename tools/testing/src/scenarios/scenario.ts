@@ -38,13 +38,9 @@ export function createScenario({
   const events: [host: string, event: string, fields: LogFields][] = [];
   const engines: SimEngine[] = [];
 
-  /** Outcome of a request: "ok", or the code of its error. */
   const outcome = (work: Promise<unknown>): Promise<string> => clock.settle(outcomeOf(work));
 
-  /**
-   * Waits, and closes the engines that are alive. Returns the violations, and what is still held
-   * before and after.
-   */
+  /** Closes the living engines later. Returns the violations, and what is held before and after. */
   async function close(afterMs: number): Promise<readonly string[]> {
     await clock.advance(afterMs);
     const found = violations.splice(0);
@@ -65,7 +61,7 @@ export function createScenario({
     network,
     violations,
     sleep: (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),
-    /** Total of a metric over all connectors of a host. `METRICS` has vLLM's metric names. */
+    /** Total over all connectors of a host. `METRICS` has vLLM's metric names. */
     counted: (hostName: string, name: keyof typeof METRICS) =>
       metrics.get(hostName)?.total(METRICS[name]) ?? 0,
     logged: (hostName: string, event: string) =>
@@ -95,7 +91,7 @@ export function createScenario({
       engines.push(engine);
       return engine;
     },
-    /** An agent of no engine, after a handshake with the engine that the parameters name. */
+    /** An agent of no engine, after a handshake with the one that the parameters name. */
     async stranger(hostName: string, params: KvTransferParams) {
       const transport = memoryTransport({ network, host: hostName });
       const sideChannel = memorySideChannel({ network, host: hostName });
@@ -132,7 +128,6 @@ export function createScenario({
       return await outcome(d.decode({ ...prompt(n), params, ...change }));
     },
     close,
-    /** Expects no violation, and that nothing is held at the end. */
     async end(afterMs = 100_000): Promise<void> {
       expect(await close(afterMs)).toEqual([]);
     },

@@ -1,9 +1,5 @@
-/**
- * Blocks of a simulated engine. Allocates the most recently freed block first, so that a block
- * freed too early is overwritten as soon as possible.
- */
+/** Allocates the most recently freed block first: one freed too early is overwritten soon. */
 export interface BlockPool {
-  /** Undefined when there are not enough free blocks. */
   allocate(count: number): number[] | undefined;
   free(blockIds: readonly number[]): void;
   isUsed(blockId: number): boolean;
@@ -13,7 +9,6 @@ export interface BlockPool {
 export function createBlockPool(
   count: number,
   hooks: { allocated(blockId: number): void; freed(blockId: number): void },
-  /** Order in which the blocks are first allocated; ascending by default. */
   order: readonly number[] = Array.from({ length: count }, (_, id) => id),
 ): BlockPool {
   const free = [...order].reverse();

@@ -8,11 +8,10 @@ import {
   writeTokens,
 } from "./kv-pattern.js";
 
-/** Tokens of a prompt in the blocks of one group. */
 export interface GroupTokens {
   readonly prompt: number;
   readonly group: number;
-  /** The request's blocks of the group, by position in the prompt. */
+  /** By position in the prompt. */
   readonly blockIds: readonly number[];
   readonly from: number;
   readonly until: number;
@@ -28,7 +27,7 @@ export function stateSpaceOf(tpSize: number): NonNullable<KvCacheConfig["stateSp
   return { convProjectionBytes: convProjectionBytes.toReversed(), recurrentBytes };
 }
 
-/** The bytes of a rank's state after `tokens` tokens of a prompt: its even share of each part. */
+/** A rank's even share of each part after `tokens` tokens. */
 function stateBytes(at: {
   readonly prompt: number;
   readonly layer: number;
@@ -46,13 +45,10 @@ function stateBytes(at: {
   });
 }
 
-/**
- * Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and
- * fills unused blocks with poison: bytes that no prompt's KV has.
- */
+/** Memory of the ranks. Unused blocks have poison, bytes that no prompt's KV has. */
 export interface SimRanks {
   readonly caches: readonly KvCaches[];
-  /** Writes the tokens on all layers of the group, or on the layers before `beforeLayer`. */
+  /** On all layers of the group, or on those before `beforeLayer`. */
   compute(tokens: GroupTokens, beforeLayer?: number): void;
   /**
    * Describes the first wrong token; undefined when all are right. With `tailZeroed`, those behind

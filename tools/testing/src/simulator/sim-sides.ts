@@ -17,7 +17,7 @@ import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
-/** Parts of a simulated engine: both sides of a real connector, and the ranks' memory. */
+/** Both sides of a real connector, and the ranks' memory. */
 export interface SimSides {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
@@ -25,9 +25,8 @@ export interface SimSides {
   readonly cache: KvCacheConfig;
   /** Each step waits until the blocks that it computed are saved. */
   readonly staged: boolean;
-  /** Address on which its side channel listens. */
   address(): { readonly host: string; readonly port: number };
-  /** Closes what a kill leaves open: a transport and a side channel that the options gave. */
+  /** Closes what a kill leaves open. */
   bury(): Promise<void>;
   close(): Promise<void>;
 }
@@ -159,7 +158,6 @@ export async function registerCaches({ scheduler, workers, ranks }: SimSides): P
   );
 }
 
-/** Wraps a side channel and records the port on which it listens. */
 function listening(sideChannel: SideChannel): {
   readonly sideChannel: SideChannel;
   port(): number;

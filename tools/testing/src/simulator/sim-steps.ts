@@ -11,9 +11,8 @@ import { createBlockPool } from "./block-pool.js";
 import type { SimEngine, SimEngineOptions, SimRequest } from "./sim-options.js";
 import { registerCaches, type SimSides } from "./sim-sides.js";
 
-/** Most tokens that a chunk of `chunks` has. */
 const MAX_CHUNK_TOKENS = 90;
-/** Number of steps from the step that admits a prompt to the end of its computation. */
+/** From the step that admits a prompt to the end of its computation. */
 const STEPS = 2;
 
 interface Running extends ConnectorRequest, SimRequest {
@@ -28,13 +27,12 @@ interface Running extends ConnectorRequest, SimRequest {
   coveredTokens: number;
   /** Of these, the tokens that came from a peer. */
   externalTokens: number;
-  /** The request's KV did not arrive, so this engine computes it. */
   recompute: boolean;
   resolve(params: KvTransferParams): void;
   reject(error: KvError): void;
 }
 
-/** Tokens whose KV is computed: those of the prompt, and of D's output all but the last. */
+/** Of D's output, all but the last. */
 const tokensHeld = ({ numTokens, kind, outputTokens = 1 }: Running) =>
   kind === "decode" ? numTokens + outputTokens - 1 : numTokens;
 
@@ -46,7 +44,6 @@ export interface SimSteps
     SimEngine,
     "alive" | "prefill" | "decode" | "abort" | "sleep" | "wakeUp" | "outstanding"
   > {
-  /** No new step starts after this call. */
   stop(): void;
 }
 
@@ -86,7 +83,7 @@ export function createSimSteps(
   const requests = new Map<string, Running>();
   /** Blocks that the connector still needs after their requests ended in the engine. */
   const kept = new Map<string, BlockIds>();
-  /** Requests that have ended since the last step: the workers do not know it yet. */
+  /** The workers do not know it yet. */
   const endedSinceStep = new Set<string>();
   const queue: Running[] = [];
   let stepping = false;
@@ -134,7 +131,6 @@ export function createSimSteps(
     }
   }
 
-  /** Reports a violation when the request's blocks hold bytes that are not the prompt's KV. */
   function check(request: Running, isNew: boolean): void {
     const { requestId, prompt, blockIds, coveredTokens, cachedTokens } = request;
     const until = isNew ? coveredTokens : tokensHeld(request);
@@ -161,7 +157,7 @@ export function createSimSteps(
     stepping = true;
     clock.setTimer(
       () => {
-        // The engine may have been stopped in the meantime, or have gone to sleep.
+        // It may have been stopped in the meantime, or have gone to sleep.
         if (alive && !asleep) void step();
         else stepping = false;
       },
@@ -175,7 +171,7 @@ export function createSimSteps(
   }
 
   async function step(): Promise<void> {
-    // If this step waits for saves, the next step must not start before this one ends.
+    // A step that waits for saves ends before the next one starts.
     stepping = sides.staged;
     for (const request of queue.splice(0))
       if (request.phase === "queued" && !admit(request)) queue.push(request);
@@ -242,7 +238,6 @@ export function createSimSteps(
   function computeFirstLayer(request: Running): void {
     compute(request, 0, request.numTokens, 1);
     const computedTokens = { [request.requestId]: request.numTokens };
-    // The workers of the first stage have it.
     for (const worker of workers.slice(0, options.tpSize))
       worker.layerComputed?.({ regions: ["layers.0"], computedTokens });
   }
@@ -279,10 +274,7 @@ export function createSimSteps(
     wake();
   }
 
-  /**
-   * Ends each request whose blocks could not be saved, before any peer is told that the blocks are
-   * ready.
-   */
+  /** Ends requests whose blocks could not be saved, before any peer is told that they are ready. */
   function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
     for (const outcome of outcomes) {
       if (outcome.status === "fulfilled") continue;
@@ -303,10 +295,6 @@ export function createSimSteps(
     }
   }
 
-  /**
-   * Returns false when the request cannot start now: the connector asks to wait, or there are not
-   * enough free blocks.
-   */
   function admit(request: Running): boolean {
     const { numTokens, cachedTokens, cachedByGroup, kind } = request;
     let external = 0;
@@ -322,8 +310,8 @@ export function createSimSteps(
     const blockIds = allocate(tokensHeld(request));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
-    // Writes the tokens that no peer sends and no chunk computes. At a full prefix hit, a real
-    // engine computes only the last token.
+    // The tokens that no peer sends and no chunk computes. At a full prefix hit, a real engine
+    // computes only the last one.
     if (external === 0 && (chunks === undefined || kind === "decode"))
       compute(request, 0, numTokens);
     else compute(request, 0, (group) => cachedByGroup?.[group] ?? cachedTokens);
@@ -371,8 +359,7 @@ export function createSimSteps(
       if (!groups.some(({ pool }) => pool.isUsed(blockId)))
         violation(`${hostName}: failed block ${blockId} belongs to nobody`);
     }
-    // Free the blocks in the same turn in which the scheduler connector learns of it: until then it
-    // reports them as held.
+    // In the same turn as its blocks are freed: until then it reports them as held.
     scheduler.applyWorkerOutput(output);
     for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
       free(kept.get(requestId) ?? []);
@@ -505,10 +492,7 @@ function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: S
     : { promptTokenIds, contentKey: `adapter ${prompt}` };
 }
 
-/**
- * The scheduler and workers of a connector may run in different processes, so the values between
- * them are converted to JSON and back.
- */
+/** The scheduler and the workers may run in different processes. */
 function overTheWire<T>(value: T): T {
   return JSON.parse(JSON.stringify(value)) as T;
 }
