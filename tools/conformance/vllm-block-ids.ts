@@ -43,7 +43,7 @@ export function mapBlockIdsForBlockSizeRatio(
   return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
 }
 
-export interface PrefixCachingOptions {
+interface PrefixCachingOptions {
   readonly groups: readonly KvCacheKind[];
   readonly decodeBlockIds: BlockIds;
   readonly prefillBlockIds: BlockIds;
@@ -86,7 +86,10 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
         ? 1
         : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
     if (Math.abs(excess) > allowance)
-      throw mismatch(group, kind, wanted.length, held.length, allowance);
+      throw new KvError(
+        "KV_BLOCKS_MISMATCH",
+        `group ${group} (${kind}): decode wants ${wanted.length} blocks and prefill holds ${held.length}; they may differ by ${allowance} at most`,
+      );
     const common = Math.min(wanted.length, held.length);
     decode.push(wanted.slice(0, common));
     prefill.push(held.slice(0, common));
@@ -99,20 +102,5 @@ function requireGroups(groups: readonly KvCacheKind[], blockIds: BlockIds): void
   throw new KvError(
     "KV_BLOCKS_MISMATCH",
     `block ids of ${blockIds.length} KV cache groups given, the engine has ${groups.length}`,
-    { details: { given: blockIds.length, groups: groups.length } },
-  );
-}
-
-function mismatch(
-  group: number,
-  kind: KvCacheKind,
-  wanted: number,
-  held: number,
-  allowance: number,
-): KvError {
-  return new KvError(
-    "KV_BLOCKS_MISMATCH",
-    `group ${group} (${kind}): decode wants ${wanted} blocks and prefill holds ${held}; they may differ by ${allowance} at most`,
-    { details: { group, kind, wanted, held, allowance } },
   );
 }

@@ -12,7 +12,7 @@ interface StateSpace {
 }
 
 /** All attention regions come before all state-space regions. */
-export interface DescriptorIdOptions {
+interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
   /** Kernel blocks; of state-space groups logical ones. */
   readonly blockIds: BlockIds;
@@ -40,7 +40,11 @@ export interface DescriptorIdOptions {
  * group.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
-  requireWholeBlocks(options);
+  const { numBlocks, physicalBlocksPerLogical = 1 } = options;
+  if (numBlocks % physicalBlocksPerLogical !== 0)
+    throw invalid(
+      `${numBlocks} kernel blocks do not divide into logical blocks of ${physicalBlocksPerLogical}`,
+    );
   requireBlocksInside(options);
   const ids: number[] = [];
   for (const [blockIds, offsets] of partsOf(options))
@@ -70,53 +74,29 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   );
   const mapped =
     options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
-  if (!mapped) return [[joined(options.blockIds), offsets]];
+  if (!mapped) return [[options.blockIds.flat(), offsets]];
   return options.blockIds.map((ids, group) => {
     const own = offsets.filter((_, region) => {
       return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
     });
-    if (own.length === 0 && ids.length > 0) {
-      throw new KvError(
-        "KV_PLAN_INVALID",
-        `group ${group} has ${ids.length} blocks and no region to hold them`,
-        { details: { group, regionGroups } },
-      );
-    }
+    if (own.length === 0 && ids.length > 0)
+      throw invalid(`group ${group} has ${ids.length} blocks and no region to hold them`);
     return [ids, own];
   });
-}
-
-function requireWholeBlocks({
-  numBlocks,
-  physicalBlocksPerLogical = 1,
-}: DescriptorIdOptions): void {
-  if (numBlocks % physicalBlocksPerLogical === 0) return;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `${numBlocks} kernel blocks do not divide into logical blocks of ${physicalBlocksPerLogical}`,
-    { details: { numBlocks, physicalBlocksPerLogical } },
-  );
 }
 
 /** The descriptor of a block beyond the region would be one of the next region. */
 function requireBlocksInside(options: DescriptorIdOptions): void {
   const most = scaled(options, Math.max(options.numBlocks, ...(options.regionNumBlocks ?? [])));
   const outside = options.blockIds.flat().find((id) => id < 0 || id >= most);
-  if (outside === undefined) return;
-  throw new KvError("KV_PLAN_INVALID", `block ${outside} is not one of ${most} blocks`, {
-    details: { block: outside, numBlocks: most },
-  });
+  if (outside !== undefined) throw invalid(`block ${outside} is not one of ${most} blocks`);
 }
 
 function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
   const numBlocks = scaled(options, options.numBlocks);
-  if (stateSpace === undefined) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      "a state-space group needs the number of its convolution projections, none given",
-    );
-  }
+  if (stateSpace === undefined)
+    throw invalid("a state-space group needs the number of its convolution projections");
   const regionsOfState =
     stateSpace.regions !== undefined && stateSpace.regions.length > 0
       ? stateSpace.regions.length
@@ -139,18 +119,13 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   );
 }
 
-function joined(blockIds: BlockIds): readonly number[] {
-  return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
-}
-
 function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
-  const starts = new Array<number>(numRegions);
   let next = 0;
-  for (let region = 0; region < numRegions; region++) {
-    starts[region] = next;
+  return Array.from({ length: numRegions }, (_, region) => {
+    const start = next;
     next += scaled(options, options.regionNumBlocks?.[region] ?? options.numBlocks);
-  }
-  return starts;
+    return start;
+  });
 }
 
 function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
@@ -160,15 +135,11 @@ function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number):
 function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
   const ids = options.blockIds[group];
   if (ids !== undefined) return ids;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `a layer names group ${group}, block ids are given for ${options.blockIds.length} groups`,
-  );
+  throw invalid(`a layer names group ${group} of ${options.blockIds.length}`);
 }
 
 function requireEqual(whatOne: string, one: number, whatOther: string, other: number): void {
-  if (one === other) return;
-  throw new KvError("KV_PLAN_INVALID", `${one} ${whatOne}, but ${other} ${whatOther}`, {
-    details: { [whatOne]: one, [whatOther]: other },
-  });
+  if (one !== other) throw invalid(`${one} ${whatOne}, but ${other} ${whatOther}`);
 }
+
+const invalid = (message: string) => new KvError("KV_PLAN_INVALID", message);
