@@ -26,10 +26,10 @@ interface SceneGroup {
 interface SceneRequest {
   readonly numTokens: number;
   /** Blocks of 16 tokens that D has already. */
-  readonly hitBlocks: number;
-  readonly prefillHitBlocks: number;
+  readonly hitBlocks?: number;
+  readonly prefillHitBlocks?: number;
   /** Push: D registers its blocks before P computes. */
-  readonly isEarly: boolean;
+  readonly isEarly?: boolean;
   /** Pull: P reads the turn back for the next one. */
   readonly next?: SceneTurn | undefined;
 }
@@ -172,7 +172,7 @@ export async function playGroupScene(
 }
 
 async function handOver(
-  { numTokens, hitBlocks, prefillHitBlocks, isEarly, next }: SceneRequest,
+  { numTokens, hitBlocks = 0, prefillHitBlocks = 0, isEarly, next }: SceneRequest,
   index: number,
   { groups }: GroupScene,
   { prefill, decode, isPush }: { prefill: SimEngine; decode: SimEngine; isPush: boolean },

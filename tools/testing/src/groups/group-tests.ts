@@ -24,7 +24,7 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
 
   it.each(TP_SIZES)("the state after D's last token, and no other: TP %i → %i", async (...tp) => {
     const next = { outputTokens: 20, newTokens: 1, hitBlocks: 0 };
-    const request = { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false };
+    const request = { numTokens: 70 };
     await play({
       groups: [FULL, { ...FULL, isState: true }],
       requests: [
@@ -71,8 +71,8 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { ...FULL, blockTokens: 32 },
         ],
         requests: [
-          { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
-          { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          { numTokens: 70, hitBlocks: 1 },
+          { numTokens: 33, prefillHitBlocks: 1, isEarly: true },
         ],
         tp: [1, 2],
         decodeTimes: 2,
@@ -88,10 +88,10 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       await play({
         groups: [FULL, { ...FULL, isState: true }],
         requests: [
-          { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
-          { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          { numTokens: 70 },
+          { numTokens: 49, prefillHitBlocks: 1, isEarly: true },
           // The attention's blocks are cached at D, and the state is not.
-          { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 64, hitBlocks: 2 },
         ],
         tp,
         seed: 5,
@@ -109,7 +109,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { ...FULL, blockTokens: 32, windowTokens: 40 },
         ],
         requests: [
-          { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 100, hitBlocks: 4 },
           { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
         ],
         isStaged: [false, isStaged],
@@ -125,7 +125,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       await play({
         groups: [{ ...FULL, blockTokens: 32, kvHeads: 2 }, window, window],
         requests: [
-          { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 150 },
           { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
         ],
         tp,
@@ -138,7 +138,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     const copied = (...tp: [number, number]) =>
       played({
         groups: [FULL],
-        requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
+        requests: [{ numTokens: 48, hitBlocks: 1 }],
         tp,
         seed: 1,
         cacheDtype: "nvfp4",

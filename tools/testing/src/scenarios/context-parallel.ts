@@ -5,17 +5,44 @@ import { createScenario, prompt } from "./scenario.js";
 const MLA = { kind: "mla", numKvHeads: 1 } as const;
 
 /** Tensor-parallel and decode-context-parallel size of each side. */
-const SIZES = [
-  { p: [1, 1], d: [2, 2] },
-  { p: [2, 1], d: [2, 2] },
-  { p: [4, 1], d: [2, 2] },
-  { p: [2, 2], d: [1, 1] },
-  { p: [2, 2], d: [2, 2] },
-  { p: [2, 2], d: [2, 1] },
-  { p: [4, 4], d: [2, 2] },
-  { p: [2, 2], d: [4, 4] },
-  { p: [4, 2], d: [2, 1] },
-].map(({ p, d }) => [p, d] as [p: [tp: number, dcp: number], d: [tp: number, dcp: number]]);
+const SIZES: readonly (readonly [p: [tp: number, dcp: number], d: [tp: number, dcp: number]])[] = [
+  [
+    [1, 1],
+    [2, 2],
+  ],
+  [
+    [2, 1],
+    [2, 2],
+  ],
+  [
+    [4, 1],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [1, 1],
+  ],
+  [
+    [2, 2],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [2, 1],
+  ],
+  [
+    [4, 4],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [4, 4],
+  ],
+  [
+    [4, 2],
+    [2, 1],
+  ],
+];
 
 /** The ranks of one side, or of both, share each sequence. */
 export function itSharesSequences(connector: ConnectorModule): void {

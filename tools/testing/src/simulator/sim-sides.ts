@@ -6,6 +6,7 @@ import {
   noMetrics,
   type SchedulerConnector,
   type SideChannel,
+  silentLog,
   type WorkerConnector,
 } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
@@ -43,22 +44,20 @@ export async function createSimSides(
     tpSize,
     ppSize = 1,
     numBlocks,
+    dcpSize = 1,
     memoryType = "DRAM",
   } = options;
-  const { dcpSize = 1 } = options;
   const { clock } = host;
   const ambient: AmbientOptions = {
     clock,
     random: host.random,
     metrics: options.metrics ?? noMetrics,
-    ...(options.log === undefined ? {} : { log: options.log }),
+    log: options.log ?? silentLog,
   };
   const cache = options.cache ?? {
     ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
-    ...(options.layout === undefined ? {} : { layout: options.layout }),
-    ...(options.attentionBackend === undefined
-      ? {}
-      : { attentionBackend: options.attentionBackend }),
+    layout: options.layout ?? "LBHNC",
+    attentionBackend: options.attentionBackend ?? "SIM",
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
   const sabotaged = sabotagedTransport(given, options.sabotage);
@@ -87,9 +86,7 @@ export async function createSimSides(
     ppSize,
     dcpSize,
     model: options.model ?? "sim",
-    ...(options.connectorVersion === undefined
-      ? {}
-      : { connectorVersion: options.connectorVersion }),
+    connectorVersion: options.connectorVersion ?? 15,
     ...(options.hashedAttentionBackend === undefined
       ? {}
       : { hashedAttentionBackend: options.hashedAttentionBackend }),
