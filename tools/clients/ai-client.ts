@@ -26,7 +26,7 @@ export function aiCases(url: string): Cases {
   });
   const model = provider(name);
   const made = async (result: ReturnType<typeof streamText>) => {
-    // All at once: each of them ends with the error of the stream.
+    // Each of them ends with the error of the stream.
     const [text, finishReason, usage, calls] = await Promise.all([
       result.text,
       result.finishReason,

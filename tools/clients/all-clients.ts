@@ -5,7 +5,6 @@ import { openaiCases } from "./openai-client.js";
 import type { LinePeer } from "./python.js";
 import { ASKED, type Cases, LONG_ANSWER, type Outcome, outcomesOf } from "./requests.js";
 
-/** Clients of npm, and curl. */
 const CLIENTS: Readonly<Record<string, (url: string) => Cases>> = {
   "openai of npm": openaiCases,
   "@anthropic-ai/sdk": anthropicCases,
@@ -16,7 +15,6 @@ const CLIENTS: Readonly<Record<string, (url: string) => Cases>> = {
 /** Of each client the outcome of each case. */
 export type Outcomes = Readonly<Record<string, Readonly<Record<string, Outcome>>>>;
 
-/** All clients at one server. */
 export async function askAll(url: string, python: LinePeer | undefined): Promise<Outcomes> {
   const ofPython = python?.ask<Outcomes>({ url, asked: { ...ASKED, long_answer: LONG_ANSWER } });
   const outcomes: Record<string, Record<string, Outcome>> = {};

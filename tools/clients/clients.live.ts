@@ -44,7 +44,7 @@ test.runIf(isRecording)("vLLM's answers are recorded", async () => {
 });
 
 describe.skipIf(isRecording).each(["pull", "push"] as const)("vLLM 0.33, %s", (mode) => {
-  const pair = proxyPair({ version: "0.33", mode }, { mode });
+  const pair = proxyPair({ version: "0.33", mode }, { base: { mode } });
 
   test.each(["kv-proxy", "Envoy, kv-epp and a sidecar"])(
     "what clients make of answers through %s is what they make of those of vLLM alone",

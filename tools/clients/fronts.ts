@@ -3,10 +3,8 @@ import { startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { startPicker } from "../envoy/support/start-picker.js";
 import type { Outcomes } from "./all-clients.js";
 
-/** What clients send their requests to. */
 export interface Front {
   readonly url: string;
-  /** Requests that have not ended. */
   inFlight(): number;
   close(): Promise<void>;
 }

@@ -11,10 +11,7 @@ import { promisify } from "node:util";
 const run = promisify(execFile);
 export const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
-/**
- * Creates a virtual environment of Python once, and returns its `bin` folder. `installs` are the
- * arguments of each call of pip.
- */
+/** Creates a virtual environment once, and returns its `bin`. `installs`: arguments of pip. */
 export async function environment(
   name: string,
   installs: readonly (readonly string[])[],
@@ -35,16 +32,13 @@ export async function environment(
 
 export interface LinePeer {
   ask<T>(command: object): Promise<T>;
-  /**
-   * Stops the process between two answers: NIXL's progress thread in Python uses most of a core
-   * even when idle.
-   */
+  /** Between two answers: NIXL's progress thread in Python uses most of a core even when idle. */
   pause(): void;
   resume(): void;
   close(): Promise<void>;
 }
 
-/** Starts a child that answers each JSON line on stdin with one on stdout. */
+/** A child that answers each JSON line with one. */
 export function linePeer(
   command: string,
   args: readonly string[],
@@ -75,13 +69,9 @@ const requirements = fileURLToPath(new URL("./requirements.txt", import.meta.url
 const digest = createHash("sha256").update(readFileSync(requirements)).digest("hex").slice(0, 12);
 const CLIENTS = `clients-venv-${digest}`;
 
-/** Whether `openai` and `litellm` of Python are there. */
 export const hasClients = () => existsSync(join(cache, "kv-nixl", CLIENTS, "ready"));
 
-/**
- * Starts the Python clients, which answer `{ url, asked }` with their outcomes. Fetches them first
- * where they are missing: 380 MB on disk, once.
- */
+/** They answer `{ url, asked }` with their outcomes. Fetched once: 380 MB on disk. */
 export async function startClients(): Promise<LinePeer> {
   // Wheels only, each with its digest: no package runs code when it is installed.
   const wheels = ["--disable-pip-version-check", "--only-binary", ":all:"];

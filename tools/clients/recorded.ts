@@ -6,7 +6,7 @@ import { ASKED, LONG_ANSWER } from "./requests.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** An answer of vLLM to one leg of a request, or to the whole request. */
+/** To one leg of a request, or to the whole. */
 interface Recorded {
   readonly status: number;
   readonly type: string;
@@ -17,10 +17,7 @@ interface Recorded {
 export const RECORDED = new URL("./vllm-0.33.jsonl", import.meta.url);
 const PIECE_BYTES = 997;
 
-/**
- * What of a request decides its answer: the leg, the route, and the body without what is new in
- * each.
- */
+/** What decides the answer: the leg, the route, and the body without what is always new. */
 function keyOf({ method, path, json }: Seen): string {
   const { kv_transfer_params: params, request_id: _id, ...body } = json;
   const digest = createHash("sha256")
@@ -44,12 +41,9 @@ function sorted(value: unknown): unknown {
   return Object.fromEntries(entries.map(([name, each]) => [name, sorted(each)]));
 }
 
-/**
- * Answers of vLLM 0.33 to all that the clients ask. Other models than the recorded one have
- * scripts.
- */
+/** vLLM 0.33's answers to all that the clients ask. Other models have scripts. */
 export class Recordings {
-  /** Long answers that their clients have not left yet. */
+  /** Their clients have not left yet. */
   streaming = 0;
   readonly #answers = new Map<string, Recorded>();
   readonly #failed = new Set<string>();
@@ -62,7 +56,6 @@ export class Recordings {
     }
   }
 
-  /** Answers as a P, as a D and as an engine alone. */
   readonly play: Answer = async (seen) => {
     const { path, json, response } = seen;
     if (path === "/health") return void response.end();
@@ -85,7 +78,7 @@ export class Recordings {
   /** `vision` repeats what it was sent, `unstable` fails at each first time. */
   #script(model: string, { path, json, response }: Seen): void {
     const text = JSON.stringify(json["messages"]);
-    // vLLM refuses the request by which kv-proxy has P's blocks freed.
+    // As vLLM: by such a request kv-proxy has P's blocks freed.
     if (json["use_beam_search"] === true)
       sendJson(response, { error: { message: "beam search" } }, 400);
     else if (isPrefill(json))
@@ -98,7 +91,6 @@ export class Recordings {
       sendJson(response, path === "/v1/messages" ? messageOf(model, text) : chatOf(model, text));
   }
 
-  /** Until the client leaves. */
   async #stream({ path, response }: Seen): Promise<void> {
     const [model, isMessage] = [ASKED.model, path === "/v1/messages"];
     response.writeHead(200, { "content-type": "text/event-stream" });
@@ -128,8 +120,8 @@ export class Recordings {
   }
 
   /**
-   * Answers as `play`; what is not recorded yet is asked of a server of vLLM. It computes what a D
-   * would read, as the answer is the same: `npm run test:clients -- --live`.
+   * As `play`; what is not recorded yet is asked of vLLM, which computes what a D would read: `npm
+   * run test:clients -- --live`.
    */
   recorder(url: string): Answer {
     return async (seen) => {
@@ -186,7 +178,7 @@ const messageOf = (model: string, text: string) => ({
   usage: { input_tokens: 1, output_tokens: 1 },
 });
 
-/** An event of a stream. Those of messages have their type as their name too. */
+/** Those of messages have their type as their name too. */
 function event(data: object): string {
   const name = "type" in data ? `event: ${String(data.type)}\n` : "";
   return `${name}data: ${JSON.stringify(data)}\n\n`;

@@ -1,9 +1,6 @@
 import { words } from "../vllm/boundary-cases.js";
 
-/**
- * What all clients ask about. The tiny model of tools/vllm knows the words, and those of a call of
- * `f` or `g` with the schema.
- */
+/** The tiny model of tools/vllm knows the words, and those of a call of `f` or `g`. */
 export const ASKED = {
   model: "tiny",
   prompt: words(40, 21),
@@ -19,23 +16,18 @@ export const ASKED = {
   },
 };
 
-/** Tokens of an answer that its client leaves in the middle. */
 export const LONG_ANSWER = 500;
 
-/** What a client made of a case: what it returned, or the error that it raised. */
+/** What the client returned, or raised. */
 export type Outcome =
   | { readonly value: unknown }
   | {
       readonly error: { readonly kind: string; readonly status: unknown; readonly message: string };
     };
 
-/**
- * A client at one server: each case by its name. Names that end with `refused` are those of cases
- * that end with an error.
- */
+/** By name. Those that end with `refused` end with an error. */
 export type Cases = Readonly<Record<string, () => Promise<unknown>>>;
 
-/** Runs all cases, one after another. */
 export async function outcomesOf(cases: Cases): Promise<Record<string, Outcome>> {
   const outcomes: Record<string, Outcome> = {};
   for (const [name, ask] of Object.entries(cases)) outcomes[name] = await outcome(ask);
@@ -52,7 +44,6 @@ async function outcome(ask: () => Promise<unknown>): Promise<Outcome> {
   }
 }
 
-/** Reads the first piece of a stream, then leaves. */
 export async function first<T>(stream: AsyncIterable<T>): Promise<T | undefined> {
   for await (const piece of stream) return piece;
   return undefined;

@@ -1,14 +1,13 @@
 /**
- * A kind of case that vLLM 0.33 refuses and this project supports. Such cases are not counted as
- * `passed`. Tests that move real bytes cover them; `test` names these tests.
+ * A case that vLLM 0.33 refuses and this project supports. It is not counted as `passed`: the
+ * `test` that it names moves real bytes.
  */
 export interface BeyondRule {
   readonly name: string;
-  /** The family of vectors, as in `families.ts`. */
   readonly family: string;
   readonly reason: string;
   readonly test: string;
-  /** The message of vLLM's refusal; an unnamed assertion has none. */
+  /** Empty for an unnamed assertion. */
   readonly refusal: RegExp;
   matches(input: Input): boolean;
 }
@@ -48,10 +47,7 @@ const hasOneHead = (input: Input) =>
   ["tp_size", "remote_tp_size"].every(
     (size) => number(input, "kv_heads") < 2 * number(input, size),
   );
-/**
- * Both sides' blocks hold the same number of bytes per head and token. For hybrids neither check
- * compares this.
- */
+/** Equal bytes per head and token. For hybrids neither check compares this. */
 const pagesAgree = (input: Input) => {
   const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
@@ -60,10 +56,7 @@ const pagesAgree = (input: Input) => {
   });
   return bytes === remoteBytes;
 };
-/**
- * Blocks of different sizes can be split: the positions of heads and tokens in a block are known,
- * and no DCP group distributes the tokens.
- */
+/** Heads and tokens of a block are known, and no DCP group distributes the tokens. */
 const canBeCut = (input: Input) =>
   (ordersAreKnown(input) || (hasOneHead(input) && hasPlainTokens(input))) &&
   pagesAgree(input) &&

@@ -33,8 +33,7 @@ type Descriptor = readonly [address: number, lengthBytes: number, deviceId: numb
 
 /**
  * vLLM's `_build_fa_local`, `_build_fa_remote`, their state-space counterparts and
- * `_build_local_splits_from_plan`, against the tables of a whole plan. Where our order differs,
- * descriptors are looked up by region, block and part.
+ * `_build_local_splits_from_plan`, against the tables of a whole plan, by region, block and part.
  */
 export const replayDescriptors: Replay = (input, expected) => {
   const plan = planOf(input);
@@ -119,16 +118,15 @@ function planOf(input: Readonly<Record<string, unknown>>): EngineTransferPlan {
     })),
     numKvHeads: read.number("kv_heads"),
     groups: read.kinds("groups"),
-    // vLLM has only one form for different block sizes. It builds its tables with and without
-    // prefix caching; only its handshake checks that.
+    // vLLM's only form for different block sizes, with and without prefix caching.
     form: "permute",
     prefixCaching: false,
   });
 }
 
 /**
- * The vectors give the local convolution as the dimensions of its projections. The bytes per
- * dimension follow from the remote's total.
+ * Vectors give the dimensions of the convolution's projections. Bytes per dimension follow from the
+ * remote's total.
  */
 function stateSpace(
   read: ReturnType<typeof fields>,
@@ -163,7 +161,6 @@ function expand(table: DescriptorTable): Descriptor[] {
   return expanded;
 }
 
-/** Descriptors by segment, block and part. */
 function inTheirOrder(
   plan: EngineTransferPlan,
   ours: readonly Descriptor[],
@@ -283,7 +280,6 @@ export const replayTpMapping: Replay = (input) => {
   };
 };
 
-/** A mapping with vLLM's names. */
 export function mappingAsJson(mapping: ReturnType<typeof computeTpMapping>): unknown {
   return {
     source_ranks_per_group: mapping.sourceRanksPerGroup,
@@ -294,10 +290,7 @@ export function mappingAsJson(mapping: ReturnType<typeof computeTpMapping>): unk
   };
 }
 
-/**
- * vLLM's `_validate_remote_agent_handshake`. The vectors give every region of a side the same
- * geometry, at address 0.
- */
+/** vLLM's `_validate_remote_agent_handshake`. All regions of a side are alike. */
 export const replayValidate: Replay = (input) => {
   const read = fields(input);
   const side = (
@@ -343,7 +336,7 @@ export const replayValidate: Replay = (input) => {
   return {
     ok: true,
     enable_permute_local_kv: facts.conversions.includes("hnd-to-nhd"),
-    // vLLM records different attention backends only when the local one is its CPU backend.
+    // vLLM records this only of its CPU backend.
     hetero_attn_post_process:
       facts.conversions.includes("attention-order") && local.attentionBackend === "CPU_ATTN",
   };
@@ -355,10 +348,7 @@ function layout(name: string): KvCacheLayout {
   return found;
 }
 
-/**
- * A kind of vector. A field that only its inputs have identifies it, so that files may have any
- * name.
- */
+/** Known by a field that only its inputs have: files may have any name. */
 interface Family {
   readonly name: string;
   readonly field: string;

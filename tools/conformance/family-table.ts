@@ -1,6 +1,5 @@
 import { FAMILIES, SERVED_UNTIL } from "../../packages/kv-plan/src/model/architectures.js";
 
-/** What is refused whatever its architecture, and why. */
 const REFUSED: readonly (readonly [what: string, why: string])[] = [
   ["BERT, RoBERTa, ModernBERT and other encoders", "no KV cache: nothing is kept to hand over"],
   ["encoder-decoders other than Whisper", "the cache of cross attention is the encoder's"],

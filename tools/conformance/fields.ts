@@ -1,7 +1,7 @@
 import type { BlockIds, KvCacheKind } from "@kv/interface";
 import { Difference } from "./outcome.js";
 
-/** The vector generator's name of each kind of group, and ours. */
+/** The vectors' name of each kind, and ours. */
 const KINDS: ReadonlyMap<unknown, KvCacheKind> = new Map([
   ["full", "full"],
   ["mla", "mla"],
@@ -10,7 +10,7 @@ const KINDS: ReadonlyMap<unknown, KvCacheKind> = new Map([
   ["circ", "circular"],
 ]);
 
-/** Reads the fields of a vector's input. A field of an unexpected type fails the case. */
+/** A field of an unexpected type fails the case. */
 export function fields(input: Readonly<Record<string, unknown>>) {
   const fail = (key: string, wanted: string): never => {
     throw new Difference(`in.${key} is ${JSON.stringify(input[key])}, expected ${wanted}`);

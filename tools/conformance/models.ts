@@ -14,10 +14,7 @@ import type { ModelLine } from "./vector-file.js";
 
 const POOL_BYTES = 2 ** 46;
 
-/**
- * Compares our caches with vLLM's. A config lies in the folder `configs` beside the file of the
- * line, unless it is given.
- */
+/** A config lies in the folder `configs` beside the file, unless it is given. */
 export function judgeModel(line: ModelLine, file: string, given?: unknown): Outcome {
   const config =
     given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
@@ -43,7 +40,6 @@ export function judgeModel(line: ModelLine, file: string, given?: unknown): Outc
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
 }
 
-/** The first difference between our caches and vLLM's. */
 function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined {
   const layers = caches.layers.map(({ layer, spec, name }) => ({
     layer: numberIn(name) ?? layer,
@@ -81,15 +77,12 @@ function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined 
   return firstDifference(ours, expanded(line, facts), line.config);
 }
 
-/** A layer's number, where its name has one. */
 function numberIn(name: string): number | undefined {
   const part = name.split(".").find((one) => /^\d+$/.test(one));
   return part === undefined ? undefined : Number(part);
 }
 
-/**
- * A spec with vLLM's names of its fields, without those that say nothing of bytes, blocks or heads.
- */
+/** With vLLM's names, without what says nothing of bytes, blocks or heads. */
 function described(spec: CacheSpec): Readonly<Record<string, unknown>> {
   const padded =
     pageBytes(spec) === unpaddedPageBytes(spec) ? {} : { page_size_padded: pageBytes(spec) };
@@ -117,9 +110,7 @@ function described(spec: CacheSpec): Readonly<Record<string, unknown>> {
 
 const optional = (name: string, value: unknown) => (value === undefined ? {} : { [name]: value });
 
-/**
- * Fields of vLLM's specs that say nothing of bytes, blocks or heads, or that follow from others.
- */
+/** They say nothing of bytes, blocks or heads, or follow from others. */
 const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
   "block_stride_alignment",
   "max_tp_shards",
@@ -134,7 +125,7 @@ const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
   "prefill_checkpoint_alignment",
 ]);
 
-/** vLLM's line, counted out, with the same fields as ours. */
+/** vLLM's line, counted out. */
 function expanded(line: ModelLine, facts: object): unknown {
   const specs = line["specs"] as Readonly<Record<string, unknown>>[];
   const rows = line["layers"] as (readonly [number, number, number, number | null])[];

@@ -1,26 +1,22 @@
 import { KvError } from "@kv/interface";
 import { BEYOND_RULES } from "./beyond.js";
 
-/** A line of a vector file: the input of a vLLM function, and its result or its error. */
+/** A line of a vector file. */
 export interface VectorCase {
   readonly in: Readonly<Record<string, unknown>>;
   readonly out?: unknown;
   readonly error?: { readonly type: string; readonly msg: string };
 }
 
-/**
- * Runs our functions on the input of a vLLM function. Returns the result to compare; may compare
- * parts itself and throw a `Difference`.
- */
+/** Runs our functions on the input. Returns the result to compare; may throw a `Difference`. */
 export type Replay = (input: VectorCase["in"], expected: unknown) => unknown;
 
 export type Outcome =
-  /** `refused`: why we refuse the case, where we do. */
   | { readonly kind: "passed"; readonly refused?: string }
   | { readonly kind: "beyond"; readonly rule: string }
   | { readonly kind: "failed"; readonly reason: string };
 
-/** Thrown when our result differs from vLLM's, or when a case cannot be handled. */
+/** Our result differs from vLLM's, or a case cannot be handled. */
 export class Difference extends Error {}
 
 export function judge(family: string, replay: Replay, vector: VectorCase): Outcome {
@@ -47,10 +43,7 @@ export function judge(family: string, replay: Replay, vector: VectorCase): Outco
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
 }
 
-/**
- * The first difference of two JSON values; undefined when they are equal. Typed arrays count as
- * arrays.
- */
+/** Typed arrays count as arrays. */
 export function firstDifference(ours: unknown, theirs: unknown, path: string): string | undefined {
   if (ArrayBuffer.isView(ours)) return firstDifference([...(ours as Int32Array)], theirs, path);
   if (Array.isArray(ours) && Array.isArray(theirs)) {

@@ -2,7 +2,6 @@ import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Difference, firstDifference } from "./outcome.js";
 
-/** A line of a recording of a live server. */
 export type Recorded = Readonly<Record<string, unknown>>;
 
 export function readRecords(path: string): Recorded[] {
@@ -12,9 +11,7 @@ export function readRecords(path: string): Recorded[] {
     .map((line) => JSON.parse(line) as Recorded);
 }
 
-/**
- * The files of a folder whose names end with `ending`, sorted; none when the folder does not exist.
- */
+/** Sorted; none when the folder does not exist. */
 export function filesEnding(folder: string, ending: string): string[] {
   if (!existsSync(folder)) return [];
   return readdirSync(folder)

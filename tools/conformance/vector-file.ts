@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";
 import type { VectorCase } from "./outcome.js";
 
-/** A line of vLLM's own answer: the caches of a published config with some flags. */
+/** vLLM's answer: the caches of a published config with some flags. */
 export interface ModelLine {
   readonly config: string;
   readonly tp: number;
@@ -12,7 +12,7 @@ export interface ModelLine {
   readonly [field: string]: unknown;
 }
 
-/** `--only KEY=VALUE`: cases whose `in.KEY`, as JSON text, is VALUE. */
+/** `--only KEY=VALUE`: `in.KEY`, as JSON text, is VALUE. */
 export interface Selection {
   readonly key: string;
   readonly value: string;
@@ -20,18 +20,12 @@ export interface Selection {
 
 export interface NumberedCase {
   readonly line: number;
-  /** Undefined when the line is not a vector. */
   readonly vector: VectorCase | undefined;
-  /** vLLM's answer for a model, where the line is one. */
   readonly model?: ModelLine;
-  /** The model's config, where the file has it. */
   readonly config?: unknown;
 }
 
-/**
- * Reads the cases of a `.jsonl` or `.jsonl.gz` file that match all selections. The line
- * `{"meta": …}` is not a case.
- */
+/** The line `{"meta": …}` is not a case. */
 export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
   const bytes = readFileSync(path);
   const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");
@@ -61,7 +55,6 @@ export function readVectors(path: string, only: readonly Selection[]): NumberedC
   return cases;
 }
 
-/** Whether a line of a vector file is one of a model. */
 function isModelLine(line: Readonly<Record<string, unknown>>): line is ModelLine {
   return typeof line["config"] === "string" && typeof line["tp"] === "number";
 }

@@ -1,9 +1,8 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
 /**
- * Expands logical block ids into kernel block ids. Each logical block holds `physicalPerLogical`
- * consecutive kernel blocks. State-space blocks are never divided. (vLLM 0.33,
- * `_logical_to_kernel_block_ids`.)
+ * vLLM 0.33's `_logical_to_kernel_block_ids`: each logical block has `physicalPerLogical`
+ * consecutive kernel blocks. State-space blocks are never divided.
  */
 export function logicalToKernelBlockIds(
   groups: readonly KvCacheKind[],
@@ -16,7 +15,6 @@ export function logicalToKernelBlockIds(
   );
 }
 
-/** Replaces each block by `factor` consecutive smaller blocks. */
 function expandBlocks(ids: readonly number[], factor: number): readonly number[] {
   if (factor === 1) return ids;
   const expanded: number[] = [];
@@ -25,9 +23,8 @@ function expandBlocks(ids: readonly number[], factor: number): readonly number[]
 }
 
 /**
- * Splits local blocks into parts of the remote's size, paired from the front. Parts beyond the
- * remote's list (the tail of the last local block) are cut. Without any local block, returns no
- * local lists. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
+ * vLLM 0.33's `_map_block_ids_for_block_size_ratio`: local blocks in parts of the remote's size,
+ * paired from the front. Parts beyond the remote's list are cut.
  */
 export function mapBlockIdsForBlockSizeRatio(
   groups: readonly KvCacheKind[],
@@ -46,21 +43,17 @@ export function mapBlockIdsForBlockSizeRatio(
   return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
 }
 
-export interface PrefixCachingOptions {
+interface PrefixCachingOptions {
   readonly groups: readonly KvCacheKind[];
-  /** Kernel blocks that the decode side still lacks. */
   readonly decodeBlockIds: BlockIds;
-  /** Kernel blocks of the whole sequence at the prefill side. */
   readonly prefillBlockIds: BlockIds;
   readonly decodePhysicalPerLogical: number;
   readonly prefillPhysicalPerLogical: number;
 }
 
 /**
- * Cuts the lists to the blocks that the decode side lacks, which are the end of the sequence. A
- * group without decode blocks is unchanged, and nothing of it is transferred. Errors:
- * `KV_BLOCKS_MISMATCH`. (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that
- * also have state-space groups.)
+ * vLLM 0.33's `_apply_prefix_caching`: cuts the lists to the blocks that the decode side lacks, the
+ * end of the sequence. Nothing is transferred of a group without decode blocks.
  */
 export function applyPrefixCaching(options: PrefixCachingOptions): {
   decodeBlockIds: BlockIds;
@@ -93,7 +86,10 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
         ? 1
         : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
     if (Math.abs(excess) > allowance)
-      throw mismatch(group, kind, wanted.length, held.length, allowance);
+      throw new KvError(
+        "KV_BLOCKS_MISMATCH",
+        `group ${group} (${kind}): decode wants ${wanted.length} blocks and prefill holds ${held.length}; they may differ by ${allowance} at most`,
+      );
     const common = Math.min(wanted.length, held.length);
     decode.push(wanted.slice(0, common));
     prefill.push(held.slice(0, common));
@@ -106,20 +102,5 @@ function requireGroups(groups: readonly KvCacheKind[], blockIds: BlockIds): void
   throw new KvError(
     "KV_BLOCKS_MISMATCH",
     `block ids of ${blockIds.length} KV cache groups given, the engine has ${groups.length}`,
-    { details: { given: blockIds.length, groups: groups.length } },
-  );
-}
-
-function mismatch(
-  group: number,
-  kind: KvCacheKind,
-  wanted: number,
-  held: number,
-  allowance: number,
-): KvError {
-  return new KvError(
-    "KV_BLOCKS_MISMATCH",
-    `group ${group} (${kind}): decode wants ${wanted} blocks and prefill holds ${held}; they may differ by ${allowance} at most`,
-    { details: { group, kind, wanted, held, allowance } },
   );
 }

@@ -1,12 +1,9 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
-/** Group id of a region that holds blocks of several groups. */
+/** A region that holds blocks of several groups. */
 const SHARED_REGION = -1;
 
-/**
- * Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for
- * the next.
- */
+/** All ids for the first offset, then all for the next. */
 type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
 interface StateSpace {
@@ -14,46 +11,40 @@ interface StateSpace {
   readonly regions?: readonly number[] | undefined;
 }
 
-/**
- * How the descriptors of one side are ordered: all attention regions, then all state-space regions.
- */
-export interface DescriptorIdOptions {
+/** All attention regions come before all state-space regions. */
+interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
-  /** Kernel blocks per group; state-space groups in logical blocks. */
+  /** Kernel blocks; of state-space groups logical ones. */
   readonly blockIds: BlockIds;
   readonly numRegions: number;
-  /** Kernel blocks of each region, unless `regionNumBlocks` is given. */
+  /** Of each region, unless `regionNumBlocks` is given. */
   readonly numBlocks: number;
   readonly regionNumBlocks?: readonly number[] | undefined;
-  /** Group of each region; -1 for a region that several groups share. */
+  /** -1 for a region that several groups share. */
   readonly regionGroupIds?: readonly number[] | undefined;
-  /**
-   * Whether each group has its own regions. Default: whether the regions name more than one group.
-   */
+  /** Default: whether the regions name more than one group. */
   readonly usesRegionGroupMapping?: boolean | undefined;
-  /** Parts into which each attention block is cut. Default 1. */
+  /** Parts into which each attention block is cut. */
   readonly blockSizeRatio?: number | undefined;
-  /** Default 1. */
   readonly physicalBlocksPerLogical?: number | undefined;
-  /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
+  /** By layer instead of by region: the group of each layer. */
   readonly transferLayerGroupIds?: readonly number[] | undefined;
-  /**
-   * For models with state-space layers: convolution projections per layer, and the regions that
-   * hold state (all by default).
-   */
+  /** Convolution projections per layer, and the regions that hold state (all by default). */
   readonly stateSpace?: StateSpace | undefined;
-  /** For models with state-space layers: the regions that hold circular scratch. Default: none. */
+  /** Regions that hold circular scratch. */
   readonly scratchRegions?: readonly number[] | undefined;
 }
 
 /**
- * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a
- * region by block when groups share all regions, else group by group. Errors: `KV_PLAN_INVALID`
- * when the counts of regions disagree, a group with blocks has no region, the kernel blocks do not
- * fill logical ones, or a block is beyond the region.
+ * vLLM 0.33's `_compute_desc_ids`: by region and block when groups share all regions, else group by
+ * group.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
-  requireWholeBlocks(options);
+  const { numBlocks, physicalBlocksPerLogical = 1 } = options;
+  if (numBlocks % physicalBlocksPerLogical !== 0)
+    throw invalid(
+      `${numBlocks} kernel blocks do not divide into logical blocks of ${physicalBlocksPerLogical}`,
+    );
   requireBlocksInside(options);
   const ids: number[] = [];
   for (const [blockIds, offsets] of partsOf(options))
@@ -83,53 +74,29 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   );
   const mapped =
     options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
-  if (!mapped) return [[joined(options.blockIds), offsets]];
+  if (!mapped) return [[options.blockIds.flat(), offsets]];
   return options.blockIds.map((ids, group) => {
     const own = offsets.filter((_, region) => {
       return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
     });
-    if (own.length === 0 && ids.length > 0) {
-      throw new KvError(
-        "KV_PLAN_INVALID",
-        `group ${group} has ${ids.length} blocks and no region to hold them`,
-        { details: { group, regionGroups } },
-      );
-    }
+    if (own.length === 0 && ids.length > 0)
+      throw invalid(`group ${group} has ${ids.length} blocks and no region to hold them`);
     return [ids, own];
   });
-}
-
-function requireWholeBlocks({
-  numBlocks,
-  physicalBlocksPerLogical = 1,
-}: DescriptorIdOptions): void {
-  if (numBlocks % physicalBlocksPerLogical === 0) return;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `${numBlocks} kernel blocks do not divide into logical blocks of ${physicalBlocksPerLogical}`,
-    { details: { numBlocks, physicalBlocksPerLogical } },
-  );
 }
 
 /** The descriptor of a block beyond the region would be one of the next region. */
 function requireBlocksInside(options: DescriptorIdOptions): void {
   const most = scaled(options, Math.max(options.numBlocks, ...(options.regionNumBlocks ?? [])));
   const outside = options.blockIds.flat().find((id) => id < 0 || id >= most);
-  if (outside === undefined) return;
-  throw new KvError("KV_PLAN_INVALID", `block ${outside} is not one of ${most} blocks`, {
-    details: { block: outside, numBlocks: most },
-  });
+  if (outside !== undefined) throw invalid(`block ${outside} is not one of ${most} blocks`);
 }
 
 function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
   const numBlocks = scaled(options, options.numBlocks);
-  if (stateSpace === undefined) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      "a state-space group needs the number of its convolution projections, none given",
-    );
-  }
+  if (stateSpace === undefined)
+    throw invalid("a state-space group needs the number of its convolution projections");
   const regionsOfState =
     stateSpace.regions !== undefined && stateSpace.regions.length > 0
       ? stateSpace.regions.length
@@ -152,23 +119,15 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   );
 }
 
-/** The ids of all groups, one after another. */
-function joined(blockIds: BlockIds): readonly number[] {
-  return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
-}
-
-/** The first descriptor of each region. */
 function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
-  const starts = new Array<number>(numRegions);
   let next = 0;
-  for (let region = 0; region < numRegions; region++) {
-    starts[region] = next;
+  return Array.from({ length: numRegions }, (_, region) => {
+    const start = next;
     next += scaled(options, options.regionNumBlocks?.[region] ?? options.numBlocks);
-  }
-  return starts;
+    return start;
+  });
 }
 
-/** The number of descriptors of `numBlocks` blocks. */
 function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
   return Math.floor(numBlocks * blockSizeRatio);
 }
@@ -176,15 +135,11 @@ function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number):
 function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
   const ids = options.blockIds[group];
   if (ids !== undefined) return ids;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `a layer names group ${group}, block ids are given for ${options.blockIds.length} groups`,
-  );
+  throw invalid(`a layer names group ${group} of ${options.blockIds.length}`);
 }
 
 function requireEqual(whatOne: string, one: number, whatOther: string, other: number): void {
-  if (one === other) return;
-  throw new KvError("KV_PLAN_INVALID", `${one} ${whatOne}, but ${other} ${whatOther}`, {
-    details: { [whatOne]: one, [whatOther]: other },
-  });
+  if (one !== other) throw invalid(`${one} ${whatOne}, but ${other} ${whatOther}`);
 }
+
+const invalid = (message: string) => new KvError("KV_PLAN_INVALID", message);

@@ -15,8 +15,8 @@ import { Difference } from "./outcome.js";
 import { hex, type Recorded, record, same } from "./recordings.js";
 
 /**
- * Checks that the three frames of a handshake decode to vLLM's values and encode to the same bytes.
- * `path` is that of the `.json`.
+ * The three frames of a handshake decode to vLLM's values and encode to the same bytes. `path`: of
+ * the `.json`.
  */
 export function checkHandshake(path: string): void {
   const meant = JSON.parse(readFileSync(path, "utf8")) as Recorded;
@@ -63,7 +63,6 @@ export function checkHandshake(path: string): void {
   );
 }
 
-/** Checks that a notification decodes to vLLM's values and encodes to the same bytes. */
 export function checkNotification(line: Recorded): void {
   const bytes = new Uint8Array(Buffer.from(String(line["hex"]), "hex"));
   const notification = decodeNotification(bytes);

@@ -16,27 +16,22 @@ import { Difference } from "./outcome.js";
 import { type Recorded, record, same } from "./recordings.js";
 import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
-/** The workers of one recorded run, by process id. */
+/** Workers by process id. */
 export interface RecordedRun {
   readonly workers: ReadonlyMap<number, Worker>;
 }
 
 interface Worker {
   readonly geometry: RankGeometry;
-  /** The name of the engine in the recordings. */
   readonly proc: unknown;
   numKvHeads: number;
   readonly isMla: boolean;
   readonly groups: readonly KvCacheKind[];
-  /** Ranks of other engines, in the order in which they were loaded. */
   readonly remotes: LoadedRank[];
   readonly mappings: unknown[];
 }
 
-/**
- * A rank of another engine, as a worker loaded it in a handshake. A worker may meet several
- * engines, and one engine several times.
- */
+/** A worker may meet several engines, and one engine several times. */
 interface LoadedRank {
   readonly engineId: string;
   /** On the recording's clock, in seconds. */
@@ -45,8 +40,8 @@ interface LoadedRank {
 }
 
 /**
- * `kv_caches`: the workers' own regions. `agents`: the metadata that they loaded, and the TP
- * mappings that they computed from it.
+ * `kv_caches`: the workers' own regions. `agents`: metadata that they loaded, and TP mappings that
+ * they computed.
  */
 export function recordedRun(
   kvCaches: readonly Recorded[],
@@ -54,8 +49,8 @@ export function recordedRun(
 ): RecordedRun {
   const workers = new Map<number, Worker>();
   for (const line of kvCaches) workers.set(Number(line["pid"]), workerOf(line));
-  // Heads times TP is too large for a rank that holds a replica. The smallest product over all
-  // ranks is the model's number of KV heads.
+  // Heads times TP is too large for a rank that holds a replica: the smallest product is the
+  // model's number of KV heads.
   const total = Math.min(...[...workers.values()].map(({ numKvHeads }) => numKvHeads));
   for (const worker of workers.values()) worker.numKvHeads = total;
   for (const line of agents) {
@@ -142,7 +137,7 @@ function remoteOf(meta: Recorded, args: unknown): RankGeometry {
   };
 }
 
-/** The regions that a line names, with its counts of blocks, groups and types of memory. */
+/** With the line's counts of blocks, groups and types of memory. */
 function regionsOf(
   read: ReturnType<typeof fields>,
   {
@@ -164,7 +159,7 @@ function regionsOf(
   }));
 }
 
-/** Checks that every TP mapping of a worker follows from its own rank and the remote's TP size. */
+/** Each follows from the own rank and the remote's TP size. */
 export function checkMappings(worker: Worker): void {
   if (worker.mappings.length !== worker.remotes.length)
     throw new Difference("a mapping per loaded rank is expected");
@@ -184,7 +179,6 @@ export function checkMappings(worker: Worker): void {
   }
 }
 
-/** Checks a recorded call of `_compute_desc_ids`. */
 export function checkDescriptorIds(line: Recorded): void {
   const read = fields(record(line["compute_desc_ids"], "compute_desc_ids"));
   const regionNumBlocks = read.numbers("region_num_blocks");
@@ -202,9 +196,8 @@ export function checkDescriptorIds(line: Recorded): void {
   same("ids", ids, line["ret"]);
 }
 
-/** Logical block ids of one request on both sides, per group, as the schedulers exchanged them. */
+/** Of one request, as the schedulers exchanged them: logical, per group. */
 export interface ExchangedBlocks {
-  /** The engine on the other side; undefined where the recordings do not name it. */
   readonly remoteEngineId?: string | undefined;
   readonly localBlockIds: BlockIds;
   readonly remoteBlockIds: BlockIds;
@@ -220,10 +213,7 @@ function doneOf(transfer: Recorded): { readonly requestId: string; readonly read
   return done;
 }
 
-/**
- * The block ids of the request that a transfer names, from the other recordings of the run;
- * undefined when they do not contain them.
- */
+/** Of the request that a transfer names, where the run's recordings have them. */
 export function exchangedBlocks(
   transfer: Recorded,
   beside: {
@@ -278,10 +268,9 @@ export function exchangedBlocks(
 }
 
 /**
- * Plans a recorded transfer again from both sides' metadata and the block ids that they exchanged.
- * The pairs of descriptor indices must equal those that vLLM posted. Our order merges better than
- * vLLM's, so the order of the pairs is not compared. `nth` is the number of transfers that the
- * worker had posted for the request before: one for each remote rank.
+ * Plans a recorded transfer again. The pairs of indices must equal those that vLLM posted, in any
+ * order: ours merges better. `nth`: transfers of the request that the worker had posted before, one
+ * for each remote rank.
  */
 export function checkTransfer(
   worker: Worker,
@@ -302,10 +291,7 @@ export function checkTransfer(
   same("notifications awaited", awaited, doneOf(line).readers);
 }
 
-/**
- * The ranks of one engine as the worker knew them when it posted a transfer: for each rank the
- * metadata that it had loaded last.
- */
+/** For each rank the metadata that the worker had loaded last before the transfer. */
 function remotesOf(worker: Worker, engineId: string | undefined, postedAt: number): RankGeometry[] {
   const engines = new Set(worker.remotes.map((rank) => rank.engineId));
   const [only] = engines;
@@ -325,7 +311,6 @@ function remotesOf(worker: Worker, engineId: string | undefined, postedAt: numbe
 
 interface Replayed {
   readonly ours: readonly string[];
-  /** Notifications that the other side awaits. */
   readonly awaited: number;
 }
 
@@ -392,8 +377,8 @@ function transfer<Read>(reads: readonly Read[], nth: number): Read {
 }
 
 /**
- * Both sides' indices in vLLM's order, with the parts of a block one after another. Our tables have
- * a row per part when blocks are padded.
+ * In vLLM's order, with the parts of a block one after another. Our tables have a row per part when
+ * blocks are padded.
  */
 function inTheirIndices(
   plan: EngineTransferPlan,

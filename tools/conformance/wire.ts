@@ -16,10 +16,7 @@ import {
 
 export type Count = (where: string, outcome: Outcome) => void;
 
-/**
- * Replays a folder of recorded traffic: see README, "Conformance". Missing kinds of files are
- * skipped.
- */
+/** Missing kinds of files are skipped; see README, "Conformance". */
 export function replayWire(folder: string, count: Count): void {
   const attempt = (where: string, check: () => void) => {
     try {
@@ -96,10 +93,7 @@ function replayTransfers(path: string, attempt: (where: string, check: () => voi
   }
 }
 
-/**
- * The block ids of the worker's last two `_compute_desc_ids` calls, for a recording without step
- * metadata.
- */
+/** Of the last two `_compute_desc_ids` calls, for a recording without step metadata. */
 function askedBlocks([remote, local]: readonly Recorded[]): ExchangedBlocks {
   const blockIds = (call: Recorded | undefined) =>
     fields(record(call?.["compute_desc_ids"], "compute_desc_ids")).blockIds("block_ids");

@@ -1,7 +1,6 @@
-// npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into
-// an empty folder, and runs the first example of its README there, over UCX and over LIBFABRIC:
-// with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or
-// NIXL of this machine.
+// npm run kv-nixl -- selftest: installs what a user of @kv/nixl installs into an empty folder, and
+// runs the first example of its README there over UCX and LIBFABRIC: with an empty HOME, and with
+// node alone on PATH.
 import { execFileSync } from "node:child_process";
 import {
   existsSync,
@@ -23,7 +22,6 @@ const EXPECTED = ["owner: notified of read", "read 196608 bytes; the last byte i
 const packed = join(root, "native/build/packages");
 const platform = `${process.platform}-${process.arch}-gnu`;
 
-/** The tarballs of the packages that npm installs for @kv/nixl on this machine, by package. */
 function tarballs() {
   const { version } = JSON.parse(readFileSync(join(root, "packages/nixl/package.json"), "utf8"));
   const names = [...nixlPackages(), `@kv/nixl-${platform}`, `@kv/nixl-libs-${platform}`];
@@ -36,7 +34,6 @@ function tarballs() {
   });
 }
 
-/** npm's program, which `node` runs. */
 function npmProgram() {
   const folders = (process.env.PATH ?? "").split(":");
   const found = folders.map((folder) => join(folder, "npm")).find((path) => existsSync(path));
@@ -44,9 +41,6 @@ function npmProgram() {
   return realpathSync(found);
 }
 
-/**
- * Installs the tarballs with npm, and their dependencies from where npm of this machine takes them.
- */
 function install({ folder, home, bin }) {
   const files = Object.fromEntries(tarballs());
   const manifest = {
@@ -75,7 +69,6 @@ function install({ folder, home, bin }) {
   npm(["install", "--ignore-scripts", "--no-audit", "--no-fund"], { cwd: folder, env });
 }
 
-/** Runs `node` with a HOME that is empty and nothing else on PATH. Returns its output. */
 function node(args, { folder, home, bin }, variables = {}) {
   const env = { HOME: home, PATH: bin, ...variables };
   const options = { cwd: folder, env, encoding: "utf8", timeout: 120_000 };

@@ -1,6 +1,6 @@
-// npm run test:sanitize [-- --short]: builds the addon with ASan and UBSan and runs its tests, with
-// the fake NIXL and with the real library. A finding aborts the process, and so fails the test.
-// --short: of the tests with the real library only the traps; npm test does this with CI=true.
+// npm run test:sanitize [-- --short]: runs the addon's tests under ASan and UBSan, with the fake
+// NIXL and with the real library. --short: of the latter only the traps, as npm test does with
+// CI=true.
 import { spawnSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -9,10 +9,7 @@ import { root, runInTerminal, setup, turbo, vitest } from "../setup/setup.mjs";
 const short = process.argv.includes("--short");
 const compiler = process.env.CXX ?? "g++";
 
-/**
- * The path of a sanitizer's library. It is preloaded, since Node is not linked to it and it must
- * come before all other libraries.
- */
+/** Preloaded: Node is not linked to it, and it must come before all other libraries. */
 function library(name) {
   const path = spawnSync(compiler, [`-print-file-name=${name}`], {
     encoding: "utf8",

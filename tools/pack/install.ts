@@ -5,10 +5,8 @@ import { join } from "node:path";
 import { root } from "../release/packages.js";
 import { closure, isForPlatform, manifests, packAll } from "./tarballs.js";
 
-/** The packages' native code is built by scripts of their own. */
 const BUILDS = ["build-platforms.mjs", "build-libs.mjs"];
 
-/** Whether npm installs the package on this machine. */
 function fits(name: string): boolean {
   const { os, cpu } = manifests.get(name) ?? {};
   const onThis = (list: readonly string[] | undefined, value: string) =>
@@ -17,10 +15,8 @@ function fits(name: string): boolean {
 }
 
 /**
- * Packs the packages of an install line (`@kv/pull`, `vitest@4`, `--save-dev`) that are of this
- * repository, with all of it that they need on this machine, into an empty folder. Returns npm's
- * command with the tarballs in their place. Throws for a package of ours that does not exist, and
- * for a folder with files.
+ * Packs our packages of an install line, with all that they need here, into an empty folder.
+ * Returns npm's command with the tarballs in their place.
  */
 export async function packForInstall(
   line: readonly string[],

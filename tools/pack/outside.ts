@@ -8,9 +8,8 @@ import { closure, isForPlatform } from "./tarballs.js";
 export interface OutsideProject {
   readonly folder: string;
   readonly tarballs: ReadonlyMap<string, string>;
-  /** The dependencies in its package.json. For a packed package the tarball replaces the range. */
+  /** For a packed package the tarball replaces the range. */
   readonly dependencies: Readonly<Record<string, string>>;
-  /** Further fields of its package.json. */
   readonly manifest?: Readonly<Record<string, unknown>>;
 }
 
@@ -35,14 +34,10 @@ const member = ({ manifest }: OutsideProject, dependencies: Readonly<Record<stri
   dependencies,
 });
 
-/**
- * A user's project outside the repository, installed by npm: packages also resolve each other's
- * hoisted dependencies.
- */
+/** Outside the repository: packages also resolve each other's hoisted dependencies. */
 export async function npmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
-  // Packages of this repository that others depend on come from tarballs too: they are not in a
-  // registry.
+  // Those that others depend on come from tarballs too.
   const needed = [...closure(Object.keys(dependencies))];
   const everywhere = needed.filter((name) => !isForPlatform(name));
   await writeJson(join(folder, "package.json"), {
@@ -50,7 +45,7 @@ export async function npmProject(project: OutsideProject): Promise<void> {
     optionalDependencies: tarballsOf(project, needed.filter(isForPlatform)),
     overrides: tarballsOf(project, needed),
   });
-  // --legacy-peer-deps: the user installs peers such as vitest.
+  // Peers, such as vitest, are the user's.
   const flags = [
     "--ignore-scripts",
     "--no-audit",
@@ -62,8 +57,8 @@ export async function npmProject(project: OutsideProject): Promise<void> {
 }
 
 /**
- * The same as the only member of a pnpm workspace (the folder above it) without hoisting: packages
- * are stored beside the member, and each resolves only the packages that it lists.
+ * As the only member of a pnpm workspace (the folder above it) without hoisting: each package
+ * resolves only what it lists.
  */
 export async function pnpmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
@@ -82,12 +77,12 @@ export async function pnpmProject(project: OutsideProject): Promise<void> {
   await pnpm(["install", "--ignore-scripts", "--prefer-offline"], workspace);
 }
 
-/** The declarations of the language and of Node, parsed once for all projects. */
+/** Declarations of the language and of Node, parsed once. */
 const parsed = new Map<string, ts.SourceFile | undefined>();
 
 /**
- * The compiler's errors in the files, and in our declarations that they import, with a user's
- * strictest settings. With `emit` it writes the compiled files beside them.
+ * Errors of the files, and of our declarations that they import, with a user's strictest settings.
+ * With `emit`, writes the compiled files.
  */
 export function compile(folder: string, files: readonly string[], { emit = false } = {}): string[] {
   const options: ts.CompilerOptions = {
@@ -131,7 +126,7 @@ export function compile(folder: string, files: readonly string[], { emit = false
   );
 }
 
-/** Starts the work for all items, two at a time. Returns the promise of each item at once. */
+/** Returns the promise of each item at once. */
 export function twoAtATime<T, R>(
   items: readonly T[],
   work: (item: T) => Promise<R>,

@@ -6,8 +6,8 @@ import { promisify } from "node:util";
 const execute = promisify(execFile);
 
 /**
- * Packages with a script that npm runs when it installs them. That of protobufjs, of `@kv/epp`,
- * compares a version and prints a warning.
+ * npm runs a script of theirs. That of protobufjs, of `@kv/epp`, compares a version and prints a
+ * warning.
  */
 const KNOWN_SCRIPTS = new Set(["protobufjs"]);
 
@@ -16,9 +16,8 @@ interface Audit {
 }
 
 /**
- * The known vulnerabilities of what npm has installed into a project, without development
- * dependencies, by `npm audit`. Undefined where the registry (its URL, or the one that npm is
- * configured with) serves no audits.
+ * What `npm audit` knows of the installed dependencies. Undefined where the registry serves no
+ * audits.
  */
 export async function auditProblems(
   folder: string,
@@ -26,8 +25,7 @@ export async function auditProblems(
 ): Promise<string[] | undefined> {
   const from = registry === undefined ? [] : ["--registry", registry];
   const args = ["audit", "--json", "--omit", "dev", ...from];
-  // npm exits with 1 where it finds something, and where the registry refuses; both are in the
-  // output.
+  // npm exits with 1 where it finds something, and where the registry refuses.
   const { stdout } = await execute("npm", args, { cwd: folder, maxBuffer: 64 << 20 }).catch(
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? "" }),
   );
@@ -38,9 +36,6 @@ export async function auditProblems(
   );
 }
 
-/**
- * The packages of a project that run a script when npm installs them, beside those that are known.
- */
 export async function scriptProblems(folder: string): Promise<string[]> {
   const { packages } = JSON.parse(await readFile(join(folder, "package-lock.json"), "utf8")) as {
     readonly packages: Readonly<Record<string, { readonly hasInstallScript?: boolean }>>;

@@ -11,10 +11,9 @@ import { publint } from "publint";
 import { formatMessage } from "publint/utils";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
-/** How a package for ES modules alone is not resolved. */
+/** A package for ES modules alone is not resolved so. */
 const NOT_ESM = ["node10", "node16-cjs"];
 
-/** What is wrong with the packages, a line each; empty when nothing is. */
 async function packageProblems() {
   const folders = readdirSync(join(root, "packages"))
     .map((name) => join(root, "packages", name))

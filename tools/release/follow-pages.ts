@@ -9,10 +9,7 @@ import { run } from "./tree.js";
 
 const INSTALL = /^npm (?:run pack --|install) (.*@kv\/.*)$/;
 
-/**
- * The pages of docs/ that begin with an install: what they install, and the commands of their
- * blocks.
- */
+/** Pages of docs/ that begin with an install, and the commands of their blocks. */
 function installPages(): { page: Page; line: string; commands: readonly PageCommand[] }[] {
   const pages = readPages().pages.filter(({ source }) => source.startsWith("docs/"));
   return pages.flatMap((page) => {
@@ -24,9 +21,8 @@ function installPages(): { page: Page; line: string; commands: readonly PageComm
 }
 
 /**
- * Follows each page that begins with an install, from an empty folder: installs what a checkout
- * packs, and runs the page's examples and programs. A program that needs servers, or another
- * machine, only says its version. Returns what was wrong.
+ * Follows each such page from an empty folder, with what a checkout packs. A program that needs
+ * servers, or another machine, only says its version.
  */
 export async function pageProblems(
   work: string,

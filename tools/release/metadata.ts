@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { type PackageManifest, publishedPackages, readManifest, root } from "./packages.js";
 
-/** The fields that a package in `folder` takes from the root's package.json. */
+/** From the root's package.json. */
 export function commonFields(folder: string): Partial<PackageManifest> {
   const { repository, engines } = readManifest(root);
   if (repository === undefined || engines === undefined)

@@ -3,10 +3,7 @@ import { join } from "node:path";
 import { root } from "./packages.js";
 import { run } from "./tree.js";
 
-/**
- * Folders of the third-party packages whose code is in a package's tarball, by the folder of our
- * package.
- */
+/** Third-party packages whose code is in a tarball, by the folder of our package. */
 const NODE_API = "native/node_modules/node-addon-api";
 const BUNDLED: Readonly<Record<string, readonly string[]>> = {
   "native/npm/linux-x64-gnu": [NODE_API],
@@ -21,10 +18,7 @@ const ALLOWED_LICENSES = new Set(
   "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BlueOak-1.0.0 ISC MIT MPL-2.0".split(" "),
 );
 
-/**
- * Libraries of the package that contains NIXL: shared libraries beside the addon, whose licenses
- * and sources its ATTRIBUTIONS.md names.
- */
+/** Shared libraries beside the addon, whose licenses and sources its ATTRIBUTIONS.md names. */
 const ALLOWED_LIBRARY_LICENSES = new Set(["BSL-1.0", "LGPL-2.1-or-later"]);
 
 interface Component {
@@ -36,13 +30,12 @@ interface Component {
   }[];
 }
 
-/** A CycloneDX document, as far as it is read here. */
+/** CycloneDX, as far as it is read here. */
 export interface Sbom {
   readonly bomFormat: string;
   readonly components: readonly Component[];
 }
 
-/** The bill of materials of a project that npm has installed, by `npm sbom`. */
 export async function sbomOf(folder: string): Promise<Sbom> {
   const text = await run("npm", ["sbom", "--sbom-format", "cyclonedx", "--omit", "dev"], {
     cwd: folder,
@@ -50,7 +43,6 @@ export async function sbomOf(folder: string): Promise<Sbom> {
   return JSON.parse(text) as Sbom;
 }
 
-/** The components whose license is not known or not allowed. */
 export function licenseProblems({ components }: Sbom): string[] {
   return components
     .map((each) => ({ each, license: licenseOf(each) }))
@@ -69,7 +61,6 @@ const isAllowed = (name: string, license: string): boolean =>
 const licenseOf = ({ licenses = [] }: Component): string =>
   licenses.map(({ license, expression }) => license?.id ?? expression ?? "").join(" AND ");
 
-/** The notices of all third-party packages that npm has installed into a project, as Markdown. */
 export function noticesOf(folder: string, { components }: Sbom): string {
   return components
     .filter(({ name }) => !name.startsWith("@kv/"))
@@ -77,7 +68,7 @@ export function noticesOf(folder: string, { components }: Sbom): string {
     .join("\n");
 }
 
-/** Writes THIRD_PARTY_NOTICES.md into each package of a checkout that contains code of others. */
+/** Of each package of a checkout that contains code of others. */
 export function writeBundledNotices(tree: string): void {
   for (const [into, from] of Object.entries(BUNDLED)) {
     const notices = from.map((path) => {

@@ -16,17 +16,13 @@ import type { Registry } from "./registry.js";
 import { pnpm, run } from "./tree.js";
 
 export interface InstallOptions {
-  /** The folder of the project, which must not exist. */
   readonly folder: string;
   readonly registry: Registry;
   readonly manager: "npm" | "pnpm";
-  /** Versions by package, instead of those that the ranges would give. */
   readonly overrides?: Readonly<Record<string, string>> | undefined;
 }
 
-/**
- * Installs packages from the registry into an empty project of ES modules, with `engine-strict`.
- */
+/** Into an empty project of ES modules, with `engine-strict`. */
 export async function installInto(
   specifiers: readonly string[],
   options: InstallOptions,
@@ -39,9 +35,8 @@ export async function installInto(
   if (manager === "npm") {
     await run("npm", ["install", "--no-audit", "--no-fund", ...specifiers], { cwd: folder });
   } else {
-    // It is a workspace of its own, whatever is above it. pnpm adds to this file, and refuses one
-    // in JSON's form. A script of a dependency that is not named here fails the install:
-    // packages/epp/README.md names this one.
+    // A workspace of its own, whatever is above it. pnpm refuses this file in JSON's form. A script
+    // of a dependency that is not named fails the install: packages/epp/README.md names this one.
     const allowBuilds = { protobufjs: false };
     const workspace = { packages: ["."], overrides, engineStrict: true, allowBuilds };
     await writeFile(join(folder, "pnpm-workspace.yaml"), stringify(workspace));
@@ -50,8 +45,8 @@ export async function installInto(
 }
 
 /**
- * Runs the README's examples of an installed package with each Node, and the `--version` of its
- * programs. Returns what was wrong. `nixl`: whether NIXL's library is installed.
+ * Runs a package's README examples with each Node, and the `--version` of its programs. `nixl`:
+ * whether NIXL's library is installed.
  */
 export async function examineInstalled(
   name: string,
@@ -100,7 +95,7 @@ async function exampleProblems(
   return missingLines(code, stdout).map((line) => `does not print: ${line}`);
 }
 
-/** The packages of a README's install line, of the README in a tarball that was unpacked. */
+/** Of the README in an unpacked tarball. */
 export async function installLineOf(unpacked: string): Promise<string[]> {
   return installLine(await readFile(join(unpacked, "README.md"), "utf8"));
 }

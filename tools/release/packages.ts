@@ -2,7 +2,6 @@ import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
-/** The fields of a package.json that the release reads. */
 export interface PackageManifest {
   readonly name: string;
   readonly version: string;
@@ -34,22 +33,18 @@ export interface PackageManifest {
   readonly peerDependencies?: Readonly<Record<string, string>>;
 }
 
-/** A package of the repository that is published. */
 export interface PublishedPackage {
   /** From the root of the repository, with slashes. */
   readonly folder: string;
   readonly manifest: PackageManifest;
 }
 
-/** The root of this repository. */
 export const root = fileURLToPath(new URL("../..", import.meta.url));
 
 export const readManifest = (folder: string): PackageManifest =>
   JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as PackageManifest;
 
-/**
- * The published packages of a checkout, by name. Each comes after the packages that it depends on.
- */
+/** By name. Each comes after the packages that it depends on. */
 export function publishedPackages(tree: string = root): ReadonlyMap<string, PublishedPackage> {
   const folders = ["native/npm", "packages"]
     .flatMap((place) => readdirSync(join(tree, place)).map((name) => `${place}/${name}`))

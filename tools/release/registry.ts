@@ -17,10 +17,7 @@ const DEADLINE_MS = 60_000;
 
 const cache = join(process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache"), "kv-nixl");
 
-/**
- * Installs packages into a folder of the user's cache, once. `manifest` pins them. Returns the
- * folder.
- */
+/** Installs packages once into a folder of the user's cache, and returns it. */
 export async function cachedTool(name: string, manifest: object): Promise<string> {
   const folder = join(cache, name);
   if (existsSync(folder)) return folder;
@@ -36,10 +33,9 @@ export async function cachedTool(name: string, manifest: object): Promise<string
   return folder;
 }
 
-/** The release of Node in the containers of kv-proxy and kv-epp. */
+/** In the containers of kv-proxy and kv-epp. */
 export const CONTAINER_NODE = "26.12.1";
 
-/** Installs that Node, and returns its path. */
 export async function containerNode(): Promise<string> {
   const name = `node-linux-${process.arch}`;
   const manifest = { private: true, dependencies: { [name]: CONTAINER_NODE } };
@@ -52,15 +48,13 @@ export async function containerNode(): Promise<string> {
 }
 
 export interface Registry extends AsyncDisposable {
-  /** Ends in a slash. */
   readonly url: string;
-  /** An npm configuration file with this registry and a token that it accepts. */
+  /** npm's configuration with this registry and a token. */
   readonly npmrc: string;
 }
 
 /**
- * Starts Verdaccio on the loopback with its files in `folder`. It has no packages of ours before
- * they are published to it; others come from the registry that npm is configured with.
+ * Verdaccio on the loopback. Packages of others come from the registry that npm is configured with.
  */
 export async function startRegistry(folder: string): Promise<Registry> {
   const tool = await cachedTool(`verdaccio-${VERDACCIO.dependencies.verdaccio}`, VERDACCIO);

@@ -29,7 +29,7 @@ import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
 import { copyTree, pack, run } from "./tree.js";
 import { applyChangesets, versionsOf, writePublishedReadmes } from "./versions.js";
 
-/** What a package may install, beside our own packages. */
+/** What a package may install beside our own. */
 const LIGHT: Readonly<Record<string, readonly string[]>> = {
   "@kv/interface": [],
   "@kv/topology": [],
@@ -55,7 +55,6 @@ async function step<T>(name: string, action: () => T | Promise<T>): Promise<T> {
   return result;
 }
 
-/** Packs the packages, unpacks and checks them, and writes their order. */
 async function packAndCheck(names: readonly string[], into: string): Promise<void> {
   const tarballs = await pack(tree, names, into);
   const order = names.map((name) => ({ name, file: basename(tarballs.get(name) ?? "") }));
@@ -127,17 +126,13 @@ async function installAlone(
   }
 }
 
-/** The registry that npm is configured with: that on this host serves no audits. */
 const upstream = execFileSync("npm", ["config", "get", "registry"], {
   cwd: tmpdir(),
   encoding: "utf8",
 }).trim();
 const unaudited: string[] = [];
 
-/**
- * Installs a package and its peers, without what its example needs beside it: what it brings, with
- * its SBOM, licenses and notices.
- */
+/** A package and its peers, without what its example needs beside: SBOM, licenses, notices. */
 async function examineDependencies(name: string, registry: Registry): Promise<void> {
   const peers = Object.keys(readManifest(unpackedFolder(name)).peerDependencies ?? {});
   const line = await installLineOf(unpackedFolder(name));
@@ -170,9 +165,7 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
 const allOf = <T>(items: readonly T[], action: (item: T) => Promise<void>) =>
   Promise.all(twoAtATime(items, action).values());
 
-/**
- * Makes the package of a how-to page outside of the repository, and runs the reference app with it.
- */
+/** Outside of the repository, then with the reference app. */
 async function followHowTo({ page, module, demo }: HowTo, { npmrc }: Registry): Promise<void> {
   const folder = join(work, "how-to", page);
   try {
@@ -206,8 +199,7 @@ async function secondRelease(registry: Registry): Promise<void> {
   const into = join(work, "second");
   await packAndCheck(changed, into);
   await publish(into, registry);
-  // The old version keeps what it was released with; its dependents' next version has the new one;
-  // what was not released fits both.
+  // What was not released fits both versions.
   for (const [name, version, expected] of [
     ["@kv/plan", before.get("@kv/plan"), before.get(BREAKING.name)],
     ["@kv/plan", after.get("@kv/plan"), after.get(BREAKING.name)],

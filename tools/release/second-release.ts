@@ -2,16 +2,12 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { publishedPackages } from "./packages.js";
 
-/**
- * The breaking change of the rehearsal's second release. Below 1.0 a breaking change raises the
- * minor version.
- */
+/** Below 1.0 a breaking change raises the minor version. */
 export const BREAKING = { name: "@kv/topology", summary: "A breaking change." };
 
 /**
- * What is wrong with the versions and CHANGELOGs after a breaking change in one package, where
- * semver requires: the package gets a new minor version (below 1.0), packages whose range no longer
- * fits it a new patch version, and no others a new version.
+ * As semver requires: the package gets a new minor version (below 1.0), packages whose range no
+ * longer fits it a new patch version, and no others a new version.
  */
 export function secondReleaseProblems(
   tree: string,

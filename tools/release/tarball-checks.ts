@@ -7,22 +7,20 @@ import { commonFields } from "./metadata.js";
 import { type PackageManifest, readManifest } from "./packages.js";
 
 const MIB = 1 << 20;
-/** `machine` of ELF headers, by the names of package.json. */
+/** Of ELF headers, by the names of package.json. */
 const MACHINES: Readonly<Record<string, RegExp>> = { x64: /X86-64/, arm64: /AArch64/ };
 
 /** What `npm run build:platforms` and `npm run build:libs` make. */
 const BUILT_SEPARATELY = /\.node$|^(\.\/)?dist\/(nixl|libfabric)-/;
 
-/** The most bytes that a tarball may have. */
 export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
   if (/^@kv\/nixl-libs/.test(name)) return 100 * MIB;
   return cpu === undefined ? MIB : 4 * MIB;
 }
 
 /**
- * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository;
- * empty when nothing is. `addons: false` leaves out the addons and NIXL's libraries, which only
- * `npm run build:platforms` and `npm run build:libs` make.
+ * Of an unpacked tarball of the package in `folder`. `addons: false` leaves out what is built
+ * separately.
  */
 export function tarballProblems(
   unpacked: string,

@@ -6,7 +6,7 @@ import { publishedPackages, readManifest, root } from "./packages.js";
 
 const execute = promisify(execFile);
 
-/** Runs a command and returns its stdout. The error of a failure contains both streams. */
+/** Returns stdout. The error of a failure contains both streams. */
 export async function run(
   command: string,
   args: readonly string[],
@@ -27,12 +27,11 @@ export async function run(
   }
 }
 
-/** The pinned pnpm. */
 export function pnpm(args: readonly string[], cwd: string): Promise<string> {
   return run("npx", ["--yes", readManifest(root).packageManager ?? "pnpm", ...args], { cwd });
 }
 
-/** Packs the named packages of a checkout. Returns the paths of the tarballs by package. */
+/** Returns the tarballs by package. */
 export async function pack(
   tree: string,
   names: readonly string[],
@@ -51,8 +50,8 @@ export async function pack(
 }
 
 /**
- * Copies what git tracks or would track, with what the build has written for the packages, and
- * installs the dependencies' links.
+ * Copies what git tracks or would track and what the build has written, and installs the links of
+ * dependencies.
  */
 export async function copyTree(tree: string): Promise<void> {
   const listed = await run(

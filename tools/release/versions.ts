@@ -4,10 +4,7 @@ import { withInstallLines } from "../docs/page-parts.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
 import { run } from "./tree.js";
 
-/**
- * Applies the changesets of a checkout: versions, ranges and CHANGELOGs. Returns the versions by
- * package.
- */
+/** Versions, ranges and CHANGELOGs. Returns the versions by package. */
 export async function applyChangesets(tree: string): Promise<ReadonlyMap<string, string>> {
   await run(process.execPath, [join(root, "node_modules/@changesets/cli/bin.js"), "version"], {
     cwd: tree,
@@ -18,10 +15,7 @@ export async function applyChangesets(tree: string): Promise<ReadonlyMap<string,
 export const versionsOf = (tree: string): ReadonlyMap<string, string> =>
   new Map([...publishedPackages(tree)].map(([name, { manifest }]) => [name, manifest.version]));
 
-/**
- * Writes the packages' READMEs as a registry shows them: it resolves no link to another folder of
- * the repository, and its packages are installed from it.
- */
+/** A registry shows READMEs without links to other folders, and installs from itself. */
 export function writePublishedReadmes(tree: string): void {
   const page =
     readManifest(root)

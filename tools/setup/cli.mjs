@@ -7,7 +7,6 @@ import { selftest } from "../nixl/selftest.mjs";
 import { endWithNpm } from "./end-with-npm.mjs";
 import { root, setupOrEnd } from "./setup.mjs";
 
-/** The native code that each program needs. */
 const NATIVE = {
   epp: "none",
   "kv-plan": "none",

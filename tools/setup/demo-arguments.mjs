@@ -1,18 +1,13 @@
-// The arguments of npm run demo, read without any dependency: --help and a wrong flag are answered
-// before the set-up. apps/demo/src/options.json has the commands and their options;
-// apps/demo/src/command-line.ts builds the program from the same table.
+// The arguments of npm run demo, read without dependencies: --help and a wrong flag are answered
+// before the set-up. apps/demo/src/command-line.ts builds the program from the same options.json.
 import { readFileSync } from "node:fs";
 
 const COMMANDS = JSON.parse(
   readFileSync(new URL("../../apps/demo/src/options.json", import.meta.url), "utf8"),
 );
 
-/**
- * Returns `{ help }`, `{ error }` or neither: text for stdout, text for stderr, or arguments that
- * the table allows.
- */
+/** `help` is for stdout, `error` for stderr; neither: the table allows the arguments. */
 export function checkArguments(args) {
-  // `help` and `help COMMAND`, as the other programs have it.
   if (args[0] === "help") return checkArguments([...args.slice(1), "--help"]);
   const isCommand = args[0] !== "demo" && Object.hasOwn(COMMANDS, args[0] ?? "");
   const name = isCommand ? args[0] : "demo";
@@ -46,7 +41,6 @@ export function checkArguments(args) {
   return {};
 }
 
-/** Why a value is refused; undefined for a valid one. */
 function refusal({ choices, range, upperCase }, value) {
   if (choices !== undefined && !choices.includes(upperCase ? value.toUpperCase() : value))
     return `Allowed choices are ${choices.join(", ")}.`;
@@ -82,10 +76,7 @@ function helpOf(name) {
   ].join("\n");
 }
 
-/**
- * Whether the run uses the LIBFABRIC backend, by the precedence of `@kv/nixl`: options, then
- * `NIXL_BACKEND`, then `VLLM_NIXL_BACKEND`.
- */
+/** By the precedence of `@kv/nixl`: options, `NIXL_BACKEND`, `VLLM_NIXL_BACKEND`. */
 export function usesLibfabric(args, env) {
   const text = args.join(" ");
   if (/--transport[ =]memory/.test(text)) return false;

@@ -2,9 +2,8 @@ import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 
 /**
- * Ends this process, by SIGTERM to itself, when the process that started it has ended. At SIGTERM,
- * npm ends its shell, and not what the shell runs. Outside of `npm run`, where a program may
- * outlive the shell it was started from, nothing is watched.
+ * Ends this process by SIGTERM when its parent has ended: at SIGTERM, npm ends its shell, and not
+ * what the shell runs. Outside of `npm run`, nothing is watched.
  */
 export function endWithNpm() {
   if (process.env.npm_lifecycle_event === undefined) return;
@@ -20,7 +19,7 @@ export function endWithNpm() {
   timer.unref();
 }
 
-/** The process group of a process; undefined where the system does not tell it. */
+/** Undefined where the system does not tell it. */
 function groupOf(pid) {
   try {
     const stat = readFileSync(`/proc/${pid}/stat`, "utf8");
@@ -31,8 +30,7 @@ function groupOf(pid) {
 }
 
 /**
- * Runs a program of Node that calls `endWithOwner`. It gets each signal once, from here, and ends
- * with this process.
+ * A program that calls `endWithOwner` gets each signal once, from here, and ends with this process.
  */
 export function runProgram(module, args) {
   const child = spawn(process.execPath, [module, ...args], {

@@ -1,5 +1,5 @@
-// What Go fetches through its module proxy: commands that it builds, and modules whose files the
-// linters read. Go checks both against its checksum database.
+// Commands and modules that Go fetches through its module proxy and checks against its checksum
+// database.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync, rmSync } from "node:fs";
 import { homedir, tmpdir } from "node:os";
@@ -9,14 +9,13 @@ import { run } from "./setup.mjs";
 
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
 
-/** The `go` command, or undefined. */
 function go() {
   return ["go", "/usr/local/go/bin/go"].find(
     (command) => spawnSync(command, ["version"]).status === 0,
   );
 }
 
-/** Calls `fetch` up to three times: a module proxy can fail for a moment. */
+/** Up to three times: a module proxy can fail for a moment. */
 async function fetched(fetch) {
   for (const pause of [2_000, 10_000]) {
     try {
@@ -29,17 +28,13 @@ async function fetched(fetch) {
   return fetch();
 }
 
-/** Whether this machine has Go. */
 export const hasGo = () => go() !== undefined;
 
-/**
- * A command of this version: in the user's cache, on PATH, or built into that cache. `probe`:
- * arguments with which it ends with 0.
- */
+/** In the user's cache, on PATH, or built into that cache. `probe`: arguments that end with 0. */
 export function goTool({ name, version, source, probe }) {
   const folder = join(cache, `${name}-${version}`);
   const cached = join(folder, "bin", name);
-  /** The command, or undefined where the machine has none. Fetches nothing. */
+  /** Undefined where the machine has none. Fetches nothing. */
   const find = () => [cached, name].find((command) => spawnSync(command, probe).status === 0);
   const fetch = async () => {
     const found = find();
@@ -63,10 +58,7 @@ export function goTool({ name, version, source, probe }) {
   return { find, fetch };
 }
 
-/**
- * The folder with the files of a module, such as `sigs.k8s.io/gateway-api@v1.5.1`, in Go's own
- * cache.
- */
+/** The folder of a module's files, such as `sigs.k8s.io/gateway-api@v1.5.1`. */
 export async function goModule(module) {
   const command = go();
   if (command === undefined) throw new Error(`Go is missing, which fetches ${module}: install Go`);

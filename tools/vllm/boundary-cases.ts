@@ -6,15 +6,33 @@ export interface BoundaryCase {
   readonly name: string;
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
   readonly body: Readonly<Record<string, unknown>>;
-  /** A string that the answer must contain. Without it the case tests nothing. */
-  readonly mustContain?: string;
-  /** The toy proxy answers correctly too. The case only guards `kv-proxy` against regressions. */
-  readonly toyPasses?: true;
-  /** The toy proxy answers correctly, but P holds some of the blocks until their lease expires. */
-  readonly toyLeaks?: true;
+  /**
+   * "passes": the toy proxy answers correctly too. "leaks": it does, but P holds some blocks until
+   * their lease expires.
+   */
+  readonly toy?: "passes" | "leaks" | undefined;
+  /** Without it in the answer the case tests nothing. */
+  readonly mustContain?: string | undefined;
 }
 
-/** A prompt of words of the tiny model's vocabulary. Another `seed` gives another prompt. */
+/** `more` is added to the usual body of the route. */
+type Row = readonly [
+  name: string,
+  more: BoundaryCase["body"],
+  toy?: BoundaryCase["toy"],
+  mustContain?: string,
+];
+
+const casesOf = (path: BoundaryCase["path"], base: object, rows: readonly Row[]): BoundaryCase[] =>
+  rows.map(([name, more, toy, mustContain]) => ({
+    name,
+    path,
+    body: { ...base, ...more },
+    toy,
+    mustContain,
+  }));
+
+/** Words of the tiny model's vocabulary. */
 export function words(count: number, seed: number): string {
   return Array.from(
     { length: count },
@@ -25,8 +43,8 @@ export function words(count: number, seed: number): string {
 const one = words(70, 1);
 const several = [words(40, 2), words(100, 3)];
 /**
- * Two prompts of two blocks each. A D that computes prompt log probabilities uses no cached blocks,
- * and its engine dies when the transfer parameters name too few blocks.
+ * A D that computes prompt log probabilities uses no cached blocks, and its engine dies when the
+ * transfer parameters name too few blocks.
  */
 const twoBlocksEach = [words(40, 2), words(50, 3)];
 const ids = [one, ...several].map((text) => text.split(" ").map((word) => Number(word.slice(1))));
@@ -39,248 +57,154 @@ const parameters = {
 };
 const tools = ["f", "g"].map((name) => ({ type: "function", function: { name, parameters } }));
 const greedy = { model: "tiny", temperature: 0, max_tokens: 8, ignore_eos: true };
-const sampled = { ...greedy, temperature: 0.9, seed: 7 };
+const sampled = { temperature: 0.9, seed: 7 };
 const counted = { stream: true, stream_options: { include_usage: true } };
-/**
- * Guided decoding forces the tiny model to call a tool. The model chooses the tool and the
- * arguments.
- */
-const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
 const CALL = '"arguments":';
-const callOfF = { type: "function", function: { name: "f" } };
-const format = { type: "json_schema", json_schema: { name: "a", schema: parameters } };
 const OBJECT = '{\\"a\\":';
+const format = { type: "json_schema", json_schema: { name: "a", schema: parameters } };
+const structured = { ignore_eos: false, max_tokens: 24, response_format: format };
 
-const completions: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "one prompt", body: { ...greedy, prompt: one }, toyPasses: true },
-  { name: "several prompts", body: { ...greedy, prompt: several } },
-  { name: "several prompts as token ids", body: { ...greedy, prompt: ids.slice(1) } },
-  { name: "one prompt as token ids", body: { ...greedy, prompt: ids[0] }, toyPasses: true },
-  { name: "n 3", body: { ...sampled, prompt: one, n: 3 }, toyLeaks: true },
-  { name: "several prompts, n 2", body: { ...sampled, prompt: several, n: 2 } },
-  { name: "min_tokens 6", body: { ...greedy, prompt: one, min_tokens: 6 } },
-  { name: "max_tokens 1", body: { ...greedy, prompt: one, max_tokens: 1 }, toyPasses: true },
-  { name: "echo", body: { ...greedy, prompt: one, echo: true }, toyPasses: true },
-  {
-    name: "echo with logprobs",
-    body: { ...greedy, prompt: one, echo: true, logprobs: 2 },
-    toyPasses: true,
-  },
-  {
-    name: "prompt_logprobs",
-    body: { ...greedy, prompt: one, prompt_logprobs: 1 },
-    toyPasses: true,
-  },
-  { name: "logprobs", body: { ...greedy, prompt: one, logprobs: 3 }, toyPasses: true },
-  { name: "a stream with usage", body: { ...greedy, prompt: one, ...counted } },
-  { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
-  { name: "a stream with n 2", body: { ...sampled, prompt: one, n: 2, ...counted } },
+const completions = casesOf("/v1/completions", { ...greedy, prompt: one }, [
+  ["one prompt", {}, "passes"],
+  ["several prompts", { prompt: several }],
+  ["several prompts as token ids", { prompt: ids.slice(1) }],
+  ["one prompt as token ids", { prompt: ids[0] }, "passes"],
+  ["n 3", { ...sampled, n: 3 }, "leaks"],
+  ["several prompts, n 2", { ...sampled, prompt: several, n: 2 }],
+  ["min_tokens 6", { min_tokens: 6 }],
+  ["max_tokens 1", { max_tokens: 1 }, "passes"],
+  ["echo", { echo: true }, "passes"],
+  ["echo with logprobs", { echo: true, logprobs: 2 }, "passes"],
+  ["prompt_logprobs", { prompt_logprobs: 1 }, "passes"],
+  ["logprobs", { logprobs: 3 }, "passes"],
+  ["a stream with usage", counted],
+  ["a stream of several prompts", { prompt: several, ...counted }],
+  ["a stream with n 2", { ...sampled, n: 2, ...counted }],
   // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts,
   // n 2, a stream.
-  { name: "max_tokens 1, several prompts", body: { ...greedy, prompt: several, max_tokens: 1 } },
-  {
-    name: "max_tokens 1, streamed",
-    body: { ...greedy, prompt: one, max_tokens: 1, min_tokens: 1, ...counted },
-  },
-  { name: "echo, n 2", body: { ...sampled, prompt: one, echo: true, n: 2 }, toyLeaks: true },
-  {
-    name: "echo with logprobs, several prompts",
-    body: { ...greedy, prompt: twoBlocksEach, echo: true, logprobs: 2 },
-    toyLeaks: true,
-  },
-  {
-    name: "prompt_logprobs, several prompts",
-    body: { ...greedy, prompt: twoBlocksEach, prompt_logprobs: 1 },
-    toyLeaks: true,
-  },
-  { name: "logprobs, n 2", body: { ...sampled, prompt: one, logprobs: 3, n: 2 }, toyLeaks: true },
+  ["max_tokens 1, several prompts", { prompt: several, max_tokens: 1 }],
+  ["max_tokens 1, streamed", { max_tokens: 1, min_tokens: 1, ...counted }],
+  ["echo, n 2", { ...sampled, echo: true, n: 2 }, "leaks"],
+  [
+    "echo with logprobs, several prompts",
+    { prompt: twoBlocksEach, echo: true, logprobs: 2 },
+    "leaks",
+  ],
+  ["prompt_logprobs, several prompts", { prompt: twoBlocksEach, prompt_logprobs: 1 }, "leaks"],
+  ["logprobs, n 2", { ...sampled, logprobs: 3, n: 2 }, "leaks"],
   // P's leg has none of these members.
-  {
-    name: "response_format",
-    body: { ...greedy, prompt: one, ignore_eos: false, max_tokens: 24, response_format: format },
-    mustContain: OBJECT,
-    toyPasses: true,
-  },
-  { name: "stop", body: { ...greedy, prompt: one, stop: [" t1", " t2"] }, toyPasses: true },
-  {
-    name: "logprob_token_ids",
-    body: { ...greedy, prompt: one, logprobs: 1, logprob_token_ids: [11, 12] },
-    toyPasses: true,
-  },
-  {
-    name: "echo with logprobs and logprob_token_ids",
-    body: { ...greedy, prompt: one, echo: true, logprobs: 1, logprob_token_ids: [11, 12] },
-    toyPasses: true,
-  },
-];
+  ["response_format", structured, "passes", OBJECT],
+  ["stop", { stop: [" t1", " t2"] }, "passes"],
+  ["logprob_token_ids", { logprobs: 1, logprob_token_ids: [11, 12] }, "passes"],
+  [
+    "echo with logprobs and logprob_token_ids",
+    { echo: true, logprobs: 1, logprob_token_ids: [11, 12] },
+    "passes",
+  ],
+]);
 
-const chats: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "a chat", body: { ...greedy, messages }, toyPasses: true },
-  {
-    name: "a chat with tools and chat_template_kwargs",
-    body: {
-      ...greedy,
-      messages,
-      tools,
-      tool_choice: "none",
-      chat_template_kwargs: { extra: "t77 t78" },
-    },
-    toyPasses: true,
-  },
-  { name: "a chat with n 2", body: { ...sampled, messages, n: 2 }, toyLeaks: true },
-  {
-    name: "a chat with max_completion_tokens and min_tokens",
-    body: { ...greedy, messages, max_completion_tokens: 5, min_tokens: 5 },
-  },
-  {
-    name: "a chat with prompt_logprobs",
-    body: { ...greedy, messages, prompt_logprobs: 1 },
-    toyPasses: true,
-  },
-  { name: "a chat, streamed", body: { ...greedy, messages, ...counted } },
-  {
-    name: "a chat with tools and chat_template_kwargs, n 2",
-    body: {
-      ...sampled,
-      messages,
-      tools,
-      tool_choice: "none",
-      chat_template_kwargs: { extra: "t77 t78" },
-      n: 2,
-    },
-    toyLeaks: true,
-  },
-  {
-    name: "a chat with prompt_logprobs, n 2",
-    body: { ...sampled, messages, prompt_logprobs: 1, n: 2 },
-    toyLeaks: true,
-  },
-  {
-    name: "tool_choice with a named function",
-    body: { ...calling, tool_choice: callOfF },
-    mustContain: CALL,
-    toyPasses: true,
-  },
-  {
-    name: "tool_choice required",
-    body: { ...calling, tool_choice: "required" },
-    mustContain: CALL,
-    toyPasses: true,
-  },
-  {
-    name: "tool_choice required, streamed",
-    body: { ...calling, tool_choice: "required", ...counted },
-    mustContain: CALL,
-  },
-  {
-    name: "tool_choice required, n 3",
-    body: { ...calling, temperature: 0.9, seed: 7, tool_choice: "required", n: 3 },
-    mustContain: CALL,
-    toyLeaks: true,
-  },
-  {
-    name: "a chat with response_format and logprobs",
-    body: {
-      ...calling,
-      tools: undefined,
-      response_format: format,
-      logprobs: true,
-      top_logprobs: 2,
-    },
-    mustContain: OBJECT,
-    toyPasses: true,
-  },
-];
+const uncalled = {
+  tools,
+  tool_choice: "none",
+  chat_template_kwargs: { extra: "t77 t78" },
+};
+/** Guided decoding forces the tiny model to call a tool. */
+const calling = { tools, max_tokens: 24, ignore_eos: false, tool_choice: "required" };
+const callOfF = { type: "function", function: { name: "f" } };
+const chats = casesOf("/v1/chat/completions", { ...greedy, messages }, [
+  ["a chat", {}, "passes"],
+  ["a chat with tools and chat_template_kwargs", uncalled, "passes"],
+  ["a chat with n 2", { ...sampled, n: 2 }, "leaks"],
+  ["a chat with max_completion_tokens and min_tokens", { max_completion_tokens: 5, min_tokens: 5 }],
+  ["a chat with prompt_logprobs", { prompt_logprobs: 1 }, "passes"],
+  ["a chat, streamed", counted],
+  ["a chat with tools and chat_template_kwargs, n 2", { ...sampled, ...uncalled, n: 2 }, "leaks"],
+  ["a chat with prompt_logprobs, n 2", { ...sampled, prompt_logprobs: 1, n: 2 }, "leaks"],
+  ["tool_choice with a named function", { ...calling, tool_choice: callOfF }, "passes", CALL],
+  ["tool_choice required", calling, "passes", CALL],
+  ["tool_choice required, streamed", { ...calling, ...counted }, undefined, CALL],
+  ["tool_choice required, n 3", { ...calling, ...sampled, n: 3 }, "leaks", CALL],
+  [
+    "a chat with response_format and logprobs",
+    { ...structured, logprobs: true, top_logprobs: 2 },
+    "passes",
+    OBJECT,
+  ],
+]);
 
-const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
+const longer = { max_output_tokens: 24 };
 const functions = ["f", "g"].map((name) => ({ type: "function", name, parameters }));
-const responses: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "the Responses API", body: response },
-  { name: "the Responses API, streamed", body: { ...response, stream: true } },
-  {
-    name: "the Responses API with a text format",
-    body: {
-      ...response,
-      max_output_tokens: 24,
-      text: { format: { ...format.json_schema, type: "json_schema" } },
-    },
-    mustContain: OBJECT,
-  },
+const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
+const responses = casesOf("/v1/responses", response, [
+  ["the Responses API", {}],
+  ["the Responses API, streamed", { stream: true }],
+  [
+    "the Responses API with a text format",
+    { ...longer, text: { format: { ...format.json_schema, type: "json_schema" } } },
+    undefined,
+    OBJECT,
+  ],
   ...["required", { type: "function", name: "f" }].flatMap((tool_choice) =>
-    [false, true].map((stream) => ({
-      name: `the Responses API with the tool choice ${JSON.stringify(tool_choice)}${stream ? ", streamed" : ""}`,
-      body: { ...response, max_output_tokens: 24, tools: functions, tool_choice, stream },
-      mustContain: '"arguments":',
-    })),
+    [false, true].map(
+      (stream): Row => [
+        `the Responses API with the tool choice ${JSON.stringify(tool_choice)}${stream ? ", streamed" : ""}`,
+        { ...longer, tools: functions, tool_choice, stream },
+        undefined,
+        CALL,
+      ],
+    ),
   ),
-];
+]);
 
-const message = { model: "tiny", temperature: 0, max_tokens: 8, messages };
 const messageTools = ["f", "g"].map((name) => ({ name, input_schema: parameters }));
-const callingMessage = { ...message, max_tokens: 24, tools: messageTools };
-const messagesApi: readonly Omit<BoundaryCase, "path">[] = [
-  ...[false, true].flatMap((stream) => {
+const message = { model: "tiny", temperature: 0, max_tokens: 8, messages };
+const messagesApi = casesOf("/v1/messages", message, [
+  ...[false, true].flatMap((stream): Row[] => {
     const how = stream ? ", streamed" : "";
     return [
-      { name: `a message${how}`, body: { ...message, stream } },
-      {
-        name: `a message with a system prompt${how}`,
-        body: { ...message, system: words(9, 7), stream },
-      },
-      {
-        name: `a message with tools that are not called${how}`,
-        body: { ...message, tools: messageTools, tool_choice: { type: "none" }, stream },
-      },
-      {
-        name: `a message with stop_sequences${how}`,
-        body: { ...message, stop_sequences: [" t1", " t2"], stream },
-      },
+      [`a message${how}`, { stream }],
+      [`a message with a system prompt${how}`, { system: words(9, 7), stream }],
+      [
+        `a message with tools that are not called${how}`,
+        { tools: messageTools, tool_choice: { type: "none" }, stream },
+      ],
+      [`a message with stop_sequences${how}`, { stop_sequences: [" t1", " t2"], stream }],
       // With one token of its arguments, vLLM answers 400.
       ...[{ type: "tool", name: "f" }, { type: "tool", name: "g" }, { type: "any" }].map(
-        (tool_choice) => ({
-          name: `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
-          body: { ...callingMessage, tool_choice, stream },
-          mustContain: "tool_use",
-        }),
+        (tool_choice): Row => [
+          `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
+          { max_tokens: 24, tools: messageTools, tool_choice, stream },
+          undefined,
+          "tool_use",
+        ],
       ),
     ];
   }),
-  {
-    name: "a message with an output format",
-    body: {
-      ...message,
+  [
+    "a message with an output format",
+    {
       max_tokens: 24,
       output_config: { format: { type: "json_schema", schema: parameters } },
     },
-    mustContain: OBJECT,
-  },
-];
+    undefined,
+    OBJECT,
+  ],
+]);
 
 /** Requests that a server refuses. The proxy must return the server's status and message. */
-export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
-  { name: "temperature out of range", body: { ...greedy, prompt: one, temperature: -1 } },
-  { name: "an unknown model", body: { ...greedy, prompt: one, model: "other" } },
-  { name: "a prompt longer than max_model_len", body: { ...greedy, prompt: words(1100, 5) } },
+export const REFUSALS = casesOf("/v1/completions", { ...greedy, prompt: one }, [
+  ["temperature out of range", { temperature: -1 }],
+  ["an unknown model", { model: "other" }],
+  ["a prompt longer than max_model_len", { prompt: words(1100, 5) }],
   // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds
   // blocks. Only D refuses them.
-  {
-    name: "more stop strings than the server takes",
-    body: { ...greedy, prompt: one, stop: ["a", "b", "c", "d", "e"] },
-  },
-  {
-    name: "max_tokens larger than max_model_len",
-    body: { ...greedy, prompt: one, max_tokens: 5000 },
-  },
-];
+  ["more stop strings than the server takes", { stop: ["a", "b", "c", "d", "e"] }],
+  ["max_tokens larger than max_model_len", { max_tokens: 5000 }],
+]);
 
-export const BOUNDARY_CASES: readonly BoundaryCase[] = [
-  ...completions.map((each) => ({ ...each, path: "/v1/completions" as const })),
-  ...chats.map((each) => ({ ...each, path: "/v1/chat/completions" as const })),
-  ...responses.map((each) => ({ ...each, path: "/v1/responses" as const })),
-  ...messagesApi.map((each) => ({ ...each, path: "/v1/messages" as const })),
-];
+export const BOUNDARY_CASES = [...completions, ...chats, ...responses, ...messagesApi];
 
-/** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
+/** A server finds nothing of it in its prefix cache. */
 export const salted = (body: BoundaryCase["body"]) => ({
   ...body,
   cache_salt: crypto.randomUUID(),
@@ -288,10 +212,7 @@ export const salted = (body: BoundaryCase["body"]) => ({
 
 type Fields = Record<string, unknown>;
 
-/**
- * The part of an answer in which two servers must agree: no ids, no times; log probabilities
- * rounded to three digits.
- */
+/** What two servers must agree on: no ids, no times; log probabilities rounded. */
 export async function comparable(response: Response): Promise<unknown> {
   const text = await response.text();
   const type = (response.headers.get("content-type") ?? "").split(";")[0];
@@ -307,10 +228,7 @@ function parsed(text: string): unknown {
   }
 }
 
-/**
- * The text, tool calls and finish reason of each choice of a stream, and its usage. How a server
- * divides tokens into events is ignored.
- */
+/** How a server divides tokens into events is ignored. */
 function ofStream(text: string): unknown {
   const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
   const parts = events
@@ -350,10 +268,7 @@ function callsOf(soFar: readonly Fields[], deltas: readonly Fields[]): Fields[] 
   return calls;
 }
 
-/**
- * The event types in their order without repetitions, the text of the events, and the response in
- * the last event.
- */
+/** Event types without repetitions, the text, and the response in the last event. */
 function ofResponse(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const isText = ({ type }: Fields) => type === "response.output_text.delta";
@@ -364,10 +279,7 @@ function ofResponse(events: readonly Fields[]): unknown {
   };
 }
 
-/**
- * The event types in their order without repetitions, the content of each block, and what the first
- * and the last events say of the message.
- */
+/** Event types without repetitions, blocks, and what the first and last events say. */
 function ofMessage(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const blocks: string[] = [];
@@ -396,16 +308,12 @@ const IDENTITY = new Set([
   "input_tokens_details",
 ]);
 
-/**
- * The usage of a message. A server that computes the prompt counts its full blocks as written to
- * its cache, and a D, which gets them, does not.
- */
+/** A server that computes the prompt counts its blocks as written to its cache; a D does not. */
 function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fields {
   const { cache_creation_input_tokens: created = 0, cache_read_input_tokens: read = 0 } = cached;
   return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };
 }
 
-/** A parsed answer without ids and times, log probabilities rounded to three digits. */
 export function withoutIdentity(value: unknown): unknown {
   if (typeof value === "number")
     return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;

@@ -7,81 +7,56 @@ import {
   salted,
   words,
 } from "./boundary-cases.js";
-import { connectorMembersSuite } from "./connector-members-suite.js";
+import { ask } from "./completion.js";
+import { connectorMembersTest, frontSuite } from "./front-suite.js";
 import { waitSeconds } from "./held-blocks.js";
-import { startHttpTap } from "./http-tap.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
-import { startToyProxy } from "./toy-proxy.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 /**
  * For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is
  * the negative control.
  */
 export function boundarySuite(pair: ProxyPair): void {
-  test.each(BOUNDARY_CASES)(
-    "$name ($path): kv-proxy answers like a single server, and P holds no blocks",
-    async ({ path, body, mustContain = "" }) => {
-      const { url } = await pair.proxied();
-      const ours = await comparable(await ask(url + path, salted(body)));
-      expect(ours).toEqual(await comparable(await ask(pair.d.url + path, salted(body))));
-      expect(ours).toMatchObject({ status: 200 });
-      expect(JSON.stringify(ours)).toContain(mustContain);
-      await pair.freed();
-    },
-  );
+  frontSuite(pair, { name: "kv-proxy", mode: "pull", open: () => pair.proxied() });
 
   describe("the toy proxy", () => {
-    // Waits once until the leases of all blocks that these tests left at P have expired.
     afterAll(() => pair.leaseEnded());
 
-    // The first request goes to D directly and puts the full blocks into D's prefix cache.
-    // Otherwise D's engine would exit when the transfer parameters name fewer blocks than D lacks.
+    // The first request puts the full blocks into D's prefix cache. Otherwise D's engine would exit
+    // when the transfer parameters name fewer blocks than D lacks.
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
-      const toy = await startToyProxy(pair.p.url, pair.d.url);
-      pair.closing(toy);
       // D waits for ever when it gets the transfer parameters of another prompt.
-      const answer = await ask(toy.url + path, body, { signal: AbortSignal.timeout(60_000) })
+      const answer = await ask((await pair.toy()) + path, body, {
+        signal: AbortSignal.timeout(60_000),
+      })
         .then(comparable)
         .catch((error: unknown) => String(error));
       return JSON.stringify(answer) === JSON.stringify(right);
     }
 
-    const fails = BOUNDARY_CASES.filter(
-      ({ toyPasses, toyLeaks }) => toyPasses !== true && toyLeaks !== true,
-    );
+    const fails = BOUNDARY_CASES.filter(({ toy }) => toy === undefined);
     test.each(fails)("$name ($path): gives a wrong answer or an error", async (each) => {
       expect(await answersCorrectly(each)).toBe(false);
     });
 
-    test("cases marked toyLeaks: gives the correct answer, but leaves blocks at P", async () => {
+    test("cases that leak: gives the correct answer, but leaves blocks at P", async () => {
       await pair.leaseEnded();
-      for (const each of BOUNDARY_CASES.filter(({ toyLeaks }) => toyLeaks)) {
+      for (const each of BOUNDARY_CASES.filter(({ toy }) => toy === "leaks")) {
         const before = await pair.held();
         expect(await answersCorrectly(each), each.name).toBe(true);
-        // P needs less than 2 s to free blocks after a notification. All cases together take less
-        // than a lease.
+        // P frees blocks within 2 s of a notification. All cases take less than a lease.
         await waitSeconds(pair.p, 2);
         expect(await pair.held(), each.name).toBeGreaterThan(before);
       }
     });
   });
 
-  describe.each(REFUSALS)("refused request, $name", ({ body }) => {
-    test("kv-proxy returns the server's status and message, and P holds no blocks; the toy proxy returns 500", async () => {
-      const { url } = await pair.proxied();
-      const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
-      expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
-      expect((right as { status: number }).status).toBeLessThan(500);
-      await pair.freed();
-      const toy = await startToyProxy(pair.p.url, pair.d.url);
-      pair.closing(toy);
-      expect((await ask(`${toy.url}/v1/completions`, body)).status).toBe(500);
-    });
+  test.each(REFUSALS)("refused request, $name: the toy proxy returns 500", async ({ body }) => {
+    expect((await ask((await pair.toy()) + COMPLETIONS, body)).status).toBe(500);
   });
 
-  connectorMembersSuite(pair, "kv-proxy", () => pair.proxied());
-  connectorMembersSuite(
+  connectorMembersTest(
     pair,
     "kv-proxy with --disaggregate-above and --unsplittable decode-computes",
     () => pair.proxied({ disaggregateAbove: 1000, policy: { unsplittable: "decode-computes" } }),
@@ -91,14 +66,14 @@ export function boundarySuite(pair: ProxyPair): void {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: words(60, 7), temperature: 0, max_tokens: 8 };
     const first = (await (
-      await ask(`${pair.d.url}/v1/completions`, { ...body, max_tokens: 1, return_token_ids: true })
+      await ask(pair.d.url + COMPLETIONS, { ...body, max_tokens: 1, return_token_ids: true })
     ).json()) as {
       choices: { token_ids: number[] }[];
     };
     const stop = { ...body, stop_token_ids: first.choices[0]?.token_ids };
-    const ours = await comparable(await ask(`${url}/v1/completions`, stop));
-    expect(ours).toEqual(await comparable(await ask(`${pair.d.url}/v1/completions`, stop)));
-    expect(ours).toMatchObject({ body: { choices: [{ finish_reason: "stop" }] } });
+    expect(await pair.answersAlike(url, stop)).toMatchObject({
+      body: { choices: [{ finish_reason: "stop" }] },
+    });
     await pair.freed();
   });
 
@@ -112,13 +87,12 @@ export function boundarySuite(pair: ProxyPair): void {
       max_tokens: 4,
     };
     for (const [path, body] of [
-      ["/v1/completions", completion],
-      ["/v1/completions", counted],
+      [COMPLETIONS, completion],
+      [COMPLETIONS, counted],
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
-      // The first request finds nothing in the prefix cache, the second one the two full blocks of
-      // the prompt.
+      // The second request finds the two full blocks of the prompt.
       for (const cached of [0, 64]) {
         const counts = await Promise.all([
           cachedTokens(url + path, here),
@@ -136,8 +110,8 @@ export function boundarySuite(pair: ProxyPair): void {
     const [here, there] = [salted(body), salted(body)];
     const counts = () =>
       Promise.all([
-        cachedTokens(`${url}/v1/completions`, here),
-        cachedTokens(`${pair.d.url}/v1/completions`, there),
+        cachedTokens(url + COMPLETIONS, here),
+        cachedTokens(pair.d.url + COMPLETIONS, there),
       ]);
     expect(await counts()).toEqual([0, 0]);
     expect(await counts()).toEqual([32 + 96, 96]);
@@ -147,7 +121,7 @@ export function boundarySuite(pair: ProxyPair): void {
   test("X-Request-Id is returned, and /v1/models lists D's models", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
-    const answer = await ask(`${url}/v1/completions`, body, {
+    const answer = await ask(url + COMPLETIONS, body, {
       headers: { "x-request-id": "mine" },
     });
     expect(answer.headers.get("x-request-id")).toBe("mine");
@@ -157,12 +131,10 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 
   test("trace context reaches P and D, and X-data-parallel-rank, a rank of one server, D; the toy proxy forwards neither", async () => {
-    const taps = [await startHttpTap(pair.p.url), await startHttpTap(pair.d.url)] as const;
+    const taps = [await pair.tap({}, pair.p.url), await pair.tap()] as const;
     const [p, d] = taps;
-    for (const tap of taps) pair.closing(tap);
     const { url } = await pair.proxied({ prefillers: [p.url], decoders: [d.url] });
-    const toy = await startToyProxy(p.url, d.url);
-    pair.closing(toy);
+    const toy = await pair.toy(p.url, d.url);
     const headers = {
       traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
       tracestate: "vendor=value",
@@ -171,8 +143,8 @@ export function boundarySuite(pair: ProxyPair): void {
     const passed = (head: string | undefined) =>
       Object.entries(headers).map(([name, value]) => head?.includes(`\r\n${name}: ${value}`));
     const body = { model: "tiny", prompt: words(40, 15), max_tokens: 2 };
-    for (const [at, through] of [url, toy.url].entries()) {
-      expect((await ask(`${through}/v1/completions`, body, { headers })).status).toBe(200);
+    for (const [at, through] of [url, toy].entries()) {
+      expect((await ask(through + COMPLETIONS, body, { headers })).status).toBe(200);
       const isOurs = through === url;
       expect(taps.map(({ heads }) => heads.length)).toEqual([at + 1, at + 1]);
       expect(passed(p.heads[at])).toEqual([isOurs, isOurs, false]);
@@ -183,24 +155,18 @@ export function boundarySuite(pair: ProxyPair): void {
 
   test("an unknown data-parallel rank is refused as by a single server; the toy proxy serves the request", async () => {
     const { url } = await pair.proxied();
-    const toy = await startToyProxy(pair.p.url, pair.d.url);
-    pair.closing(toy);
+    const toy = await pair.toy();
     const headers = { "x-data-parallel-rank": "7" };
     const body = { model: "tiny", prompt: words(40, 16), max_tokens: 2 };
-    const answer = async (at: string) =>
-      comparable(await ask(`${at}/v1/completions`, body, { headers }));
+    const answer = async (at: string) => comparable(await ask(at + COMPLETIONS, body, { headers }));
     const right = await answer(pair.d.url);
     expect(right).toMatchObject({ status: 400 });
     expect(await answer(url)).toEqual(right);
     await pair.freed();
-    expect(await answer(toy.url)).toMatchObject({ status: 200 });
+    expect(await answer(toy)).toMatchObject({ status: 200 });
   });
 }
 
-/**
- * The cached tokens in the usage of an answer, streamed or not; undefined when the usage does not
- * contain them.
- */
 async function cachedTokens(url: string, body: unknown): Promise<number | undefined> {
   const text = await (await ask(url, body)).text();
   const [, cached] = /"prompt_tokens_details":\s*{[^}]*"cached_tokens":\s*(\d+)/.exec(text) ?? [];

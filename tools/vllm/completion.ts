@@ -1,4 +1,6 @@
-/** The fields of a completion that the tests read. */
+import type { VllmServer } from "./server.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
+
 export interface Completion {
   readonly choices: readonly {
     readonly token_ids: readonly number[];
@@ -8,10 +10,11 @@ export interface Completion {
 }
 
 export type TransferParams = Readonly<Record<string, unknown>>;
+export type Tokens = readonly number[];
 
 /**
- * One connection per request. vLLM closes a connection that was idle for five seconds, possibly
- * while the next request is on its way.
+ * vLLM closes a connection that was idle for five seconds, possibly while the next request is on
+ * its way.
  */
 export const ONE_USE = { connection: "close" };
 
@@ -19,20 +22,15 @@ export interface CallOptions {
   /** `X-Request-Id`. In push both legs of a request carry the same id. */
   readonly id?: string;
   readonly signal?: AbortSignal;
-  /**
-   * The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that
-   * both have none.
-   */
+  /** vLLM's prefix cache matches only requests with the same salt, or without any. */
   readonly salt?: string;
-  /** Further headers. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-/** Every request of the tests is greedy and ignores end-of-sequence tokens. */
-export function completionBody(
-  tokens: readonly number[],
-  maxTokens: number,
-): Record<string, unknown> {
+export const freshId = () => crypto.randomUUID();
+
+/** Greedy, and without end-of-sequence tokens. */
+export function completionBody(tokens: Tokens, maxTokens: number): Record<string, unknown> {
   return {
     model: "tiny",
     prompt: tokens,
@@ -43,37 +41,39 @@ export function completionBody(
   };
 }
 
-/**
- * Sends a request to `/v1/completions` of any server. Throws an error with the response's text when
- * the status is not 2xx.
- */
+/** Posts JSON, on a connection of its own. */
+export function ask(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
+  const headers = {
+    "content-type": "application/json",
+    ...ONE_USE,
+    ...(init.headers as Record<string, string>),
+  };
+  return fetch(url, { method: "POST", ...init, headers, body: JSON.stringify(body) });
+}
+
+/** Throws an error with the response's text when the status is not 2xx. */
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
   { id, signal, salt, headers = {} }: CallOptions = {},
 ): Promise<Completion> {
-  const response = await fetch(`${url}/v1/completions`, {
-    method: "POST",
-    headers: {
-      "content-type": "application/json",
-      ...ONE_USE,
-      ...(id === undefined ? {} : { "x-request-id": id }),
-      ...headers,
+  const response = await ask(
+    `${url}/v1/completions`,
+    { ...body, ...(salt === undefined ? {} : { cache_salt: salt }) },
+    {
+      headers: { ...(id === undefined ? {} : { "x-request-id": id }), ...headers },
+      signal: signal ?? null,
     },
-    body: JSON.stringify({ ...body, ...(salt === undefined ? {} : { cache_salt: salt }) }),
-    ...(signal === undefined ? {} : { signal }),
-  });
+  );
   const text = await response.text();
   if (!response.ok) throw new Error(`${url} answered ${response.status}: ${text}`);
   return JSON.parse(text) as Completion;
 }
 
-/**
- * The first leg of a split request: P computes the prompt and keeps its blocks for a decode worker.
- */
+/** P computes the prompt and keeps its blocks for a D. */
 export async function prefill(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   options: CallOptions = {},
 ): Promise<TransferParams> {
   const asked = { do_remote_decode: true, do_remote_prefill: false };
@@ -83,28 +83,57 @@ export async function prefill(
   return params;
 }
 
-/** The second leg of a split request: D gets the blocks and generates the tokens. */
+/** D gets the blocks and generates the tokens. */
 export async function decode(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   maxTokens: number,
   params: TransferParams,
   options: CallOptions = {},
-): Promise<readonly number[]> {
+): Promise<Tokens> {
   const body = { ...completionBody(tokens, maxTokens), kv_transfer_params: params };
-  return tokenIds(await complete(url, body, options));
+  return tokensOf(await complete(url, body, options));
 }
 
-/** A request that is not split: one worker does prefill and decode. */
+/** One worker does prefill and decode. */
 export async function plain(
   url: string,
-  tokens: readonly number[],
+  tokens: Tokens,
   maxTokens: number,
   options: CallOptions = {},
-): Promise<readonly number[]> {
-  return tokenIds(await complete(url, completionBody(tokens, maxTokens), options));
+): Promise<Tokens> {
+  return tokensOf(await complete(url, completionBody(tokens, maxTokens), options));
 }
 
-function tokenIds({ choices }: Completion): readonly number[] {
-  return choices[0]?.token_ids ?? [];
+export const tokensOf = ({ choices }: Completion): Tokens => choices[0]?.token_ids ?? [];
+
+/** A request whose prompt another server has computed. */
+export interface Leg {
+  readonly params: TransferParams;
+  /** D's leg, with a salt: D would not read blocks that are in its prefix cache. */
+  decode(maxTokens: number, options?: CallOptions): Promise<Tokens>;
+}
+
+export async function prefilled(url: string, decoder: string, tokens: Tokens): Promise<Leg> {
+  const id = freshId();
+  const params = await prefill(url, tokens, { id });
+  return {
+    params,
+    decode: (maxTokens, options = {}) =>
+      decode(decoder, tokens, maxTokens, params, { id, salt: id, ...options }),
+  };
+}
+
+/** D's tokens for a prompt that P at `url` computes, also after a handshake timeout. */
+export function handedOver(
+  url: string,
+  d: VllmServer,
+  tokens: Tokens,
+  maxTokens: number,
+  options: CallOptions = {},
+): Promise<Tokens> {
+  return retryAfterTimeout(
+    async () => (await prefilled(url, d.url, tokens)).decode(maxTokens, options),
+    handshakeTimedOut(d),
+  );
 }

@@ -4,15 +4,13 @@ const file = new URL("fixtures/connector-checks.tsv", import.meta.url);
 
 /** A `raise` or an `assert` of vLLM's NIXL connector. */
 export interface ConnectorCheck {
-  /** The releases that have it. */
   readonly releases: readonly string[];
   /** Rows of the table of refusals, or why it is none; "?" until somebody has looked at it. */
   readonly is: readonly string[];
-  /** As `kv-peer wire` reads it. */
   readonly check: string;
 }
 
-/** The checks of the described releases: a line for each, with tabs between. */
+/** A line for each, with tabs between. */
 export function connectorChecks(): readonly ConnectorCheck[] {
   const lines = readFileSync(file, "utf8").trimEnd().split("\n");
   return lines.map((line) => {
@@ -21,7 +19,7 @@ export function connectorChecks(): readonly ConnectorCheck[] {
   });
 }
 
-/** Writes down the checks of a release. What they are is kept; new ones are "?". */
+/** What the checks of a release are is kept; new ones are "?". */
 export function writeChecks(release: string, checks: readonly string[]): void {
   const table = new Map(connectorChecks().map((line) => [line.check, line]));
   for (const check of new Set([...table.keys(), ...checks])) {

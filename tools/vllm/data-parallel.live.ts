@@ -1,12 +1,11 @@
-import { createProxy } from "@kv/proxy";
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { complete, completionBody, decode, plain, prefill } from "./completion.js";
-import { freshId, promptVariant } from "./held-blocks.js";
+import { beforeAll, describe, expect, test } from "vitest";
+import { complete, completionBody, freshId, handedOver, plain, prefill } from "./completion.js";
+import { promptVariant } from "./held-blocks.js";
 import { openOurPrefill } from "./our-prefill.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { openProxy } from "./proxy-pair.js";
+import { vllmServers } from "./server.js";
 import { prompt } from "./tiny-peer.js";
-import { until } from "./until.js";
+import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 /**
  * vLLM with `--data-parallel-size 2`: an API server, a coordinator, and two engines with a worker
@@ -22,14 +21,17 @@ const OUTPUT_TOKENS = 8;
 const env = { VLLM_CPU_SIM_MULTI_NUMA: "1", VLLM_CPU_OMP_THREADS_BIND: "auto" };
 
 describe("vLLM 0.33, pull, two data-parallel ranks", () => {
-  let started: VllmServer | undefined;
-  const server = () => started as VllmServer;
+  const servers = vllmServers({ kind, env, args: ["--data-parallel-size", "2"] });
+  const server = () => servers.of("dp2");
   const onRank = (rank: number) => ({ "x-data-parallel-rank": String(rank) });
-  beforeAll(async () => {
-    started = await startVllm({ kind, name: "dp2", env, args: ["--data-parallel-size", "2"] });
-  });
-  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(started)));
-  afterAll(() => started?.stop());
+  const proxied = (prefiller: string, decoder: string) =>
+    openProxy({
+      prefillers: [prefiller],
+      decoders: [decoder],
+      mode: "pull",
+      pairing: { mode: "off" },
+    });
+  beforeAll(async () => void (await servers.start("dp2")));
 
   test("each rank has vLLM's engine id and the side-channel port of its formula", async () => {
     const asked = await Promise.all(
@@ -57,16 +59,10 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
         headers: onRank(to),
       });
       const moved = await metric("vllm:nixl_xfer_time_seconds_count");
-      const proxy = createProxy({
-        prefillers: [`${at}@${from}`],
-        decoders: [`${at}@${to}`],
-        mode: "pull",
-        pairing: { mode: "off" },
-      });
+      const proxy = await proxied(`${at}@${from}`, `${at}@${to}`);
       try {
-        const { url } = await proxy.listen({ port: 0 });
         const made = await retryAfterTimeout(
-          () => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
+          () => plain(proxy.url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
           handshakeTimedOut(server()),
         );
         expect(made).toEqual(expected);
@@ -82,15 +78,11 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
 
   test("an unknown rank is refused by vLLM, and the proxy passes that on", async () => {
     const { url: at } = server();
-    const proxy = createProxy({
-      prefillers: [`${at}@7`],
-      decoders: [at],
-      mode: "pull",
-      pairing: { mode: "off" },
-    });
+    const proxy = await proxied(`${at}@7`, at);
     try {
-      const { url } = await proxy.listen({ port: 0 });
-      await expect(complete(url, completionBody(prompt(40), 1))).rejects.toThrow(/answered 4\d\d/);
+      await expect(complete(proxy.url, completionBody(prompt(40), 1))).rejects.toThrow(
+        /answered 4\d\d/,
+      );
     } finally {
       await proxy.close();
     }
@@ -103,21 +95,13 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
     try {
       for (const rank of RANKS) {
         const tokens = prompt(100);
-        const made = await retryAfterTimeout(async () => {
-          const id = freshId();
-          const params = await prefill(ours.url, tokens, { id });
-          const headers = onRank(rank);
-          return await decode(server().url, tokens, OUTPUT_TOKENS, params, {
-            id,
-            salt: id,
-            headers,
-          });
-        }, handshakeTimedOut(server()));
+        const headers = onRank(rank);
+        const made = await handedOver(ours.url, server(), tokens, OUTPUT_TOKENS, { headers });
         expect(made).toEqual(await plain(ours.url, tokens, OUTPUT_TOKENS));
       }
       await until(() => ours.held() === 0, "our prefill side has freed the blocks");
     } finally {
-      await ours.instance.close();
+      await ours.close();
     }
   });
 });

@@ -1,6 +1,6 @@
 import type { FailedReceive } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
-import { prefill, type TransferParams } from "./completion.js";
+import { freshId, prefill, type TransferParams } from "./completion.js";
 import {
   type HeadlessDecode,
   type HeadlessDecodeOptions,
@@ -10,7 +10,6 @@ import {
 } from "./headless-decode.js";
 import {
   expired,
-  freshId,
   otherLegId,
   prefillAndHold,
   untilFreed,
@@ -18,24 +17,23 @@ import {
   waitSeconds,
 } from "./held-blocks.js";
 import { RECORDED_FULL_BLOCKS, RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
-import { retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
+import { retryAfterTimeout } from "./until.js";
 
-/** Far apart and out of order, so that the test detects blocks that land in the wrong place. */
+/** Far apart and out of order: blocks that land in the wrong place are seen. */
 const OUR_BLOCKS = [5, 2, 9, 11];
 const ROUNDING = 1e-4;
-/**
- * The time to wait, in leases. A heartbeat adds two thirds of a lease, and D sends one every sixth
- * of a lease.
- */
+const RECEIVED = { failure: undefined, aborted: false };
+const NOTHING = { requests: 0, heartbeats: 0, receives: 0, unreported: 0 };
+/** A heartbeat adds two thirds of a lease, and D sends one every sixth. */
 const BEYOND_LEASE = 1.4;
 
 const timedOut = (error: unknown) => (error as FailedReceive).code === "KV_SIDE_CHANNEL_TIMEOUT";
 
 /**
- * Our decode side receives from a real vLLM prefill worker. The bytes must equal those that another
- * reader recorded, and P must free its blocks.
+ * Our D receives from a vLLM P: the bytes equal those that another reader recorded, and P frees its
+ * blocks.
  */
 export function decodeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
@@ -52,7 +50,7 @@ export function decodeSuite(server: () => VllmServer): void {
   const request = (params: TransferParams, tokens = RECORDED_TOKENS) =>
     requestOf(otherLegId(params.remote_request_id), tokens, params);
 
-  /** Receives a prompt on a new decode side. After a handshake timeout it tries again. */
+  /** Receives a prompt on a new D, also after a handshake timeout. */
   async function received(
     options: Partial<HeadlessDecodeOptions>,
     numComputedTokens = 0,
@@ -60,7 +58,7 @@ export function decodeSuite(server: () => VllmServer): void {
   ) {
     return retryAfterTimeout(async () => {
       const decode = await open(options);
-      const { params, before } = await prefillAndHold(server(), prompt(tokens), { id: freshId() });
+      const { params, before } = await prefillAndHold(server(), prompt(tokens));
       const asked = request(params, tokens);
       const { failure } = await decode.receive(asked, blocks, { numComputedTokens });
       if (failure !== undefined) throw Object.assign(new Error(failure.message), failure);
@@ -81,8 +79,7 @@ export function decodeSuite(server: () => VllmServer): void {
           const landed = decode.block(tpRank, layer, OUR_BLOCKS[n] ?? 0);
           const recorded = recordedHeads(layer, n, { first: tpRank * count, count });
           const where = `rank ${tpRank}, layer ${layer}, block ${n}`;
-          // The recording is from a worker with TP 1. From the first all-reduce on, TP 2 sums in
-          // another order, so the values differ by rounding.
+          // Recorded with TP 1. From the first all-reduce on, TP 2 sums in another order.
           if (!rounded || (layer === 0 && server().tp > 1))
             expect(Buffer.compare(landed, recorded), where).toBe(0);
           else expect(largestDifference(landed, recorded), where).toBeLessThan(ROUNDING);
@@ -101,12 +98,7 @@ export function decodeSuite(server: () => VllmServer): void {
       await untilFreed(server(), used);
       expect(await expired(server())).toBe(before);
       decode.finish(asked, OUR_BLOCKS);
-      expect(decode.outstanding()).toMatchObject({
-        requests: 0,
-        heartbeats: 0,
-        receives: 0,
-        unreported: 0,
-      });
+      expect(decode.outstanding()).toMatchObject(NOTHING);
     });
   }
 
@@ -114,28 +106,23 @@ export function decodeSuite(server: () => VllmServer): void {
     if (server().kind.mode === "pull") skip("in pull the prefill comes first");
     const { decode, asked: first, before } = await received({});
     decode.finish(first, OUR_BLOCKS);
-    // The parameters that a proxy knows before the prefill.
     const { remote_engine_id, remote_host, remote_port, tp_size } = first.kvTransferParams ?? {};
     const id = freshId();
-    const coordinates = {
+    // The parameters that a proxy knows before the prefill.
+    const asked = requestOf(otherLegId(`cmpl-${id}-0`), RECORDED_TOKENS, {
+      do_remote_prefill: true,
+      do_remote_decode: false,
+      transfer_mode: "push",
       remote_engine_id,
       remote_host,
       remote_port,
       tp_size,
       remote_request_id: id,
-    };
-    const asked = requestOf(otherLegId(`cmpl-${id}-0`), RECORDED_TOKENS, {
-      do_remote_prefill: true,
-      do_remote_decode: false,
-      transfer_mode: "push",
-      ...coordinates,
     });
-    for (const block of OUR_BLOCKS)
-      for (let layer = 0; layer < TINY.layers; layer++)
-        decode.block(0, layer, block).fill(UNTOUCHED);
+    forget(decode);
     const receiving = decode.receive(asked, OUR_BLOCKS);
     await prefill(server().url, prompt(RECORDED_TOKENS), { id });
-    expect(await receiving).toEqual({ failure: undefined, aborted: false });
+    expect(await receiving).toEqual(RECEIVED);
     expectRecorded(decode, 1);
     await untilFreed(server(), before);
     decode.finish(asked, OUR_BLOCKS);
@@ -167,45 +154,32 @@ export function decodeSuite(server: () => VllmServer): void {
     const { decode, asked, before } = await received({});
     decode.finish(asked, OUR_BLOCKS);
     await untilFreed(server(), before);
-    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), { id: freshId() });
+    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
     const abort = new AbortController();
     const receiving = decode.receive(request(params), OUR_BLOCKS, { signal: abort.signal });
     abort.abort();
     expect((await receiving).aborted).toBe(true);
     await untilFreed(server(), before);
-    expect(decode.outstanding()).toMatchObject({
-      requests: 0,
-      heartbeats: 0,
-      receives: 0,
-      unreported: 0,
-    });
+    expect(decode.outstanding()).toMatchObject(NOTHING);
   });
 
   test("heartbeats extend a lease; a lease without heartbeats expires, and P frees its blocks", async () => {
     const p = server();
-    const {
-      decode,
-      asked: first,
-      before: used,
-    } = await received({
-      // D sends heartbeats as often as a vLLM with the peer's settings.
-      extra: { kv_lease_duration: p.leaseSeconds },
-    });
+    const extra = { kv_lease_duration: p.leaseSeconds };
+    const { decode, asked: first, before: used } = await received({ extra });
     decode.finish(first, OUR_BLOCKS);
     await untilFreed(p, used);
     const before = await expired(p);
-    const kept = await prefillAndHold(p, prompt(RECORDED_TOKENS), { id: freshId() });
+    const kept = await prefillAndHold(p, prompt(RECORDED_TOKENS));
     const asked = request(kept.params);
     decode.queue(asked);
-    const alone = await prefillAndHold(p, prompt(70), { id: freshId() });
+    const alone = await prefillAndHold(p, prompt(70));
     await waitSeconds(p, p.leaseSeconds * BEYOND_LEASE);
     // The two prompts share their first two blocks.
     expect(await usage(p)).toBeLessThan((await alone.before) + 1e-9);
     expect(await expired(p)).toBe(before + 1);
-    for (const block of OUR_BLOCKS)
-      for (let layer = 0; layer < TINY.layers; layer++)
-        decode.block(0, layer, block).fill(UNTOUCHED);
-    expect(await decode.receive(asked, OUR_BLOCKS)).toEqual({ failure: undefined, aborted: false });
+    forget(decode);
+    expect(await decode.receive(asked, OUR_BLOCKS)).toEqual(RECEIVED);
     expectRecorded(decode, 1);
     await untilFreed(p, kept.before);
     expect(await expired(p)).toBe(before + 1);
@@ -218,27 +192,22 @@ export function decodeSuite(server: () => VllmServer): void {
     decode.finish(first, OUR_BLOCKS);
     await untilFreed(p, before);
     const expiredBefore = await expired(p);
-    const hit = request(
-      (await prefillAndHold(p, prompt(RECORDED_TOKENS), { id: freshId() })).params,
-    );
-    expect(await decode.receive(hit, OUR_BLOCKS, { numComputedTokens: RECORDED_TOKENS })).toEqual({
-      failure: undefined,
-      aborted: false,
-    });
+    const hit = request((await prefillAndHold(p, prompt(RECORDED_TOKENS))).params);
+    const cached = { numComputedTokens: RECORDED_TOKENS };
+    expect(await decode.receive(hit, OUR_BLOCKS, cached)).toEqual(RECEIVED);
     decode.finish(hit, OUR_BLOCKS);
-    // Otherwise P may free these blocks in the step that computes the next prompt, and P's cache
-    // usage would prove nothing.
+    // Else P may free them in the next prompt's step, and its usage would prove nothing.
     await untilFreed(p, before);
-    const { params } = await prefillAndHold(p, prompt(70), { id: freshId() });
+    const { params } = await prefillAndHold(p, prompt(70));
     decode.giveUpQueued(request(params, 70));
     await untilFreed(p, before);
-    // vLLM's push has no notification for these two cases, so both leases expire at P.
+    // vLLM's push has no notification for these two cases.
     expect(await expired(p)).toBe(expiredBefore + (p.kind.mode === "push" ? 2 : 0));
   });
 
   test("another dtype is refused before any transfer; the error names both dtypes, although P sends only a hash", async () => {
     const decode = await open({ dtype: "torch.bfloat16" });
-    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), { id: freshId() });
+    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
     const { failure } = await decode.receive(request(params), OUR_BLOCKS);
     expect(failure).toMatchObject({
       code: "KV_HANDSHAKE_INCOMPATIBLE",
@@ -247,6 +216,11 @@ export function decodeSuite(server: () => VllmServer): void {
     expect(failure?.message).toContain('dtype is "torch.bfloat16" here and "torch.float32" there');
     expectUntouched(decode, 0, 0, OUR_BLOCKS[0] ?? 0);
   });
+}
+
+function forget(decode: HeadlessDecode): void {
+  for (const block of OUR_BLOCKS)
+    for (let layer = 0; layer < TINY.layers; layer++) decode.block(0, layer, block).fill(UNTOUCHED);
 }
 
 function expectUntouched(
@@ -262,7 +236,7 @@ function expectUntouched(
   ).toBe(true);
 }
 
-/** The largest difference between two arrays of float32. The values lie between -6 and 6. */
+/** Of float32 between -6 and 6. */
 function largestDifference(a: Uint8Array, b: Uint8Array): number {
   const x = new Float32Array(a.slice().buffer);
   const y = new Float32Array(b.slice().buffer);

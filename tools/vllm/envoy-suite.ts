@@ -4,29 +4,19 @@ import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { type RunningPicker, startPicker } from "../envoy/support/start-picker.js";
-import { comparable, salted, words } from "./boundary-cases.js";
-import { startHttpTap } from "./http-tap.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
-import { leaveBetweenTheLegs, type SidecarFront, throughSidecarSuite } from "./sidecar-suite.js";
+import { salted, words } from "./boundary-cases.js";
+import { ask } from "./completion.js";
+import { type Front, frontSuite, long } from "./front-suite.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
+import { leaveBetweenTheLegs } from "./sidecar-suite.js";
 import { until } from "./until.js";
 
-/** Above the largest body of these tests. */
 const BODY_LIMIT_BYTES = 32 * 1024 * 1024;
-const PATH = "/v1/completions";
-const long = {
-  model: "tiny",
-  prompt: words(60, 30),
-  temperature: 0,
-  max_tokens: 500,
-  ignore_eos: true,
-};
 const short = { model: "tiny", prompt: words(60, 31), temperature: 0, max_tokens: 4 };
 
-/**
- * Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. One Envoy, one picker and one sidecar
- * serve all tests.
- */
-export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
+/** Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. */
+export function envoySuite(pair: ProxyPair): void {
+  const { mode } = pair.kind;
   const hostOf = (url: string) => new URL(url).host;
   let sidecar: ReturnType<typeof createProxy>;
   let picker: RunningPicker;
@@ -60,27 +50,23 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     "--body-limit-bytes",
     `${BODY_LIMIT_BYTES}`,
   ];
-  const envoyBefore = (decoders: readonly string[]) =>
-    startEnvoy({ pickerPort: picker.port, endpoints: decoders, failOpen: false });
-  /** A sidecar of its own for one test, behind a picker and an Envoy of its own. */
+  const envoyBefore = ({ port }: RunningPicker, decoders: readonly string[]) =>
+    startEnvoy({ pickerPort: port, endpoints: decoders, failOpen: false });
+  /** Sidecar, picker and Envoy for one test. */
   async function openForOneTest(
     decoder: string,
     settings?: ProxyOptions["sidecar"],
-  ): Promise<SidecarFront> {
+  ): Promise<Front> {
     const opened = await openSidecar(decoder, settings);
     const other = await startPicker(pickerOf(opened.host));
-    const before = await startEnvoy({
-      pickerPort: other.port,
-      endpoints: [opened.host],
-      failOpen: false,
-    });
+    const before = await envoyBefore(other, [opened.host]);
     pair.closing({ close: () => before.stop() });
     pair.closing({ close: () => other.kill() });
     pair.closing({ close: () => opened.proxy.close({ graceMs: 0 }) });
     return { url: before.url, proxy: opened.proxy };
   }
   const statusOf = async (body: object = short) =>
-    (await ask(envoy.url + PATH, salted({ ...body }))).status;
+    (await ask(envoy.url + COMPLETIONS, salted({ ...body }))).status;
   const inFlight = async () => {
     const status = (await (await fetch(`${picker.metricsUrl}/status`)).json()) as {
       in_flight: number;
@@ -94,7 +80,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     endpoints = [opened.host];
     pickerArgs = pickerOf(opened.host);
     picker = await startPicker(pickerArgs);
-    envoy = await envoyBefore(endpoints);
+    envoy = await envoyBefore(picker, endpoints);
   });
   afterAll(async () => {
     await envoy?.stop();
@@ -102,17 +88,22 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     await sidecar?.close({ graceMs: 0 });
   });
 
-  throughSidecarSuite(pair, mode, async () => ({ url: envoy.url, proxy: sidecar }));
+  frontSuite(pair, {
+    name: "a sidecar behind Envoy",
+    mode,
+    open: async () => ({ url: envoy.url, proxy: sidecar }),
+  });
 
   test("a stream arrives as D sends it, byte for byte", async () => {
     let sent = "";
-    const tap = await startHttpTap(pair.d.url, (answered) => {
-      if (answered.includes("\ndata: ")) sent = answered;
-      return undefined;
+    const tap = await pair.tap({
+      cutAt(answered) {
+        if (answered.includes("\ndata: ")) sent = answered;
+        return undefined;
+      },
     });
-    pair.closing(tap);
     const { url } = await openForOneTest(tap.url);
-    const answer = await ask(url + PATH, salted({ ...long, max_tokens: 40, stream: true }));
+    const answer = await ask(url + COMPLETIONS, salted({ ...long, max_tokens: 40, stream: true }));
     const got = await answer.text();
     expect(got).toContain("data: [DONE]");
     expect(got).toBe(unchunked(sent));
@@ -129,8 +120,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
         { ...short, user: "u".repeat(length) },
         { ...short, prompt: "t11 ".repeat(length / 4) },
       ]) {
-        const right = await comparable(await ask(pair.d.url + PATH, body));
-        expect(await comparable(await ask(envoy.url + PATH, body))).toEqual(right);
+        await pair.answersAlike(envoy.url, body);
       }
       await (mode === "push" ? pair.leaseEnded() : pair.freed());
     },
@@ -142,7 +132,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     const socket = connect(Number(new URL(envoy.url).port), "127.0.0.1").on("error", () => {});
     await once(socket, "connect");
     socket.write(
-      `POST ${PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 99999`,
+      `POST ${COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 99999`,
     );
     socket.write(`\r\n\r\n{"model":"tiny","prompt":"`);
     await until(async () => (await inFlight()) === 1, "the picker reads the body");
@@ -152,7 +142,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   });
 
   test("a client that leaves between the legs: P holds no blocks", async () => {
-    await leaveBetweenTheLegs(pair, mode, (settings) => openForOneTest(pair.d.url, settings));
+    await leaveBetweenTheLegs(pair, (settings) => openForOneTest(pair.d.url, settings));
   });
 
   test("kv-epp dies: 503; when it is back, requests are served", async () => {
@@ -164,10 +154,10 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   });
 
   test("Envoy drains: the stream that it carries ends as it should", async () => {
-    const draining = await envoyBefore(endpoints);
+    const draining = await envoyBefore(picker, endpoints);
     pair.closing({ close: () => draining.stop() });
     const answer = await ask(
-      draining.url + PATH,
+      draining.url + COMPLETIONS,
       salted({ ...long, max_tokens: 100, stream: true }),
     );
     await fetch(`${draining.adminUrl}/drain_listeners?graceful`, { method: "POST" });
@@ -177,7 +167,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
 
   // The last one: no test after it has a D.
   test("D dies: its stream ends with an error, further requests get 503, and P holds no blocks after the lease", async () => {
-    const answer = await ask(envoy.url + PATH, salted({ ...long, stream: true }));
+    const answer = await ask(envoy.url + COMPLETIONS, salted({ ...long, stream: true }));
     const reader = answer.body?.getReader();
     expect(new TextDecoder().decode((await reader?.read())?.value)).toContain("data: ");
     await pair.d.stop();
@@ -189,7 +179,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
         text += decoder.decode(value, { stream: true });
       }
     };
-    // vLLM's HTTP server can outlive its engine, and ends the stream with an error event then. An
+    // vLLM's HTTP server can outlive its engine, and then ends the stream with an error event. An
     // engine that ends first names the end "abort".
     const ended = /^broken off$|^data: .*("error"|"finish_reason":"abort")/m;
     expect(await rest().catch(() => "broken off")).toMatch(ended);
@@ -198,7 +188,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   });
 }
 
-/** The body of the last HTTP answer of a connection, which came in chunks. */
+/** The body of a connection's last answer, which came in chunks. */
 function unchunked(answered: string): string {
   const answer = answered.slice(answered.lastIndexOf("HTTP/1.1 "));
   let rest = answer.slice(answer.indexOf("\r\n\r\n") + 4);

@@ -6,5 +6,5 @@ import { proxyPair } from "./proxy-pair.js";
 // which reads from one vLLM P.
 
 describe.each(["pull", "push"] as const)("0.33, %s, through Envoy", (mode) => {
-  envoySuite(proxyPair({ version: "0.33", mode }), mode);
+  envoySuite(proxyPair({ version: "0.33", mode }));
 });

@@ -1,11 +1,10 @@
 import { type LogFields, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 import { words } from "./boundary-cases.js";
-import { freePorts } from "./free-ports.js";
-import { ask } from "./proxy-pair.js";
-import { startVllm, type VllmOptions, type VllmServer } from "./server.js";
-import { until } from "./until.js";
+import { ask } from "./completion.js";
+import { vllmServers } from "./server.js";
+import { sleep, until } from "./until.js";
 
 const REQUESTS = 1000;
 const CLIENTS = 3;
@@ -16,38 +15,17 @@ const AFTER_RESTART = 300;
 
 /** One P and one D of vLLM 0.32 and of 0.33 behind one proxy; then P of 0.32 comes back as 0.33. */
 describe("a mixed fleet", () => {
-  const servers = new Map<string, VllmServer>();
-  let ports: Record<string, readonly [number, number]> = {};
-  const start = async (name: string, version: VllmOptions["kind"]["version"]) => {
-    const own = ports[name];
-    const options = {
-      kind: { version, mode: "pull" },
-      name: `fleet-${name}`,
-      blocks: 200,
-    } as const;
-    servers.set(
-      name,
-      await startVllm({ ...options, ...(own === undefined ? {} : { ports: own }) }),
-    );
-  };
-  const of = (name: string) => {
-    const found = servers.get(name);
-    if (found === undefined) throw new Error(`${name} was not started`);
-    return found;
-  };
+  const kindOf = (version: "0.32" | "0.33") => ({ version, mode: "pull" }) as const;
+  const { of, start, restart } = vllmServers({ kind: kindOf("0.33"), blocks: 200 });
   const spec = (name: string) => ({
     url: of(name).url,
     kv: { host: "127.0.0.1", port: of(name).sideChannelPort },
   });
 
   beforeAll(async () => {
-    const [a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0] = await freePorts(8);
-    ports = { p32: [a, b], d32: [c, d], p33: [e, f], d33: [g, h] };
-    await Promise.all([start("p32", "0.32"), start("d32", "0.32")]);
-    await Promise.all([start("p33", "0.33"), start("d33", "0.33")]);
-  });
-  afterAll(async () => {
-    await Promise.all([...servers.values()].map((server) => server.stop()));
+    const kind = kindOf("0.32");
+    await Promise.all([start("p32", { kind }), start("d32", { kind })]);
+    await Promise.all([start("p33"), start("d33")]);
   });
 
   test("1,000 requests: none on a pair that does not fit, none lost, and every unpaired instance is named with its factor", async () => {
@@ -57,7 +35,9 @@ describe("a mixed fleet", () => {
      * The version of each URL now. While P restarts it may be the old one or the new one; its D
      * would refuse what does not fit.
      */
-    const versions = new Map([...servers].map(([name, server]) => [server.url, name.slice(1)]));
+    const versions = new Map(
+      ["p32", "d32", "p33", "d33"].map((name) => [of(name).url, name.slice(1)]),
+    );
     let again = 0;
     const log = {
       ...silentLog,
@@ -98,7 +78,7 @@ describe("a mixed fleet", () => {
     async function client(): Promise<void> {
       while (sent < REQUESTS) {
         if (!isRestarted && sent >= REQUESTS - AFTER_RESTART) {
-          await new Promise((resolve) => setTimeout(resolve, 500));
+          await sleep(500);
           continue;
         }
         sent += 1;
@@ -116,8 +96,7 @@ describe("a mixed fleet", () => {
     const p32 = of("p32").url;
     versions.set(p32, "restarting");
     const restartedAt = records.length;
-    await of("p32").stop();
-    await start("p32", "0.33");
+    await restart("p32", { kind: kindOf("0.33") });
     versions.set(p32, "33");
     await until(() => states()[0]?.vllm_version === "0.33.0", "the restarted P is read", {
       timeoutMs: 60_000,

@@ -5,8 +5,8 @@ import { createServer } from "node:net";
 const [LOWEST, END] = [20_000, 32_000];
 
 /**
- * Free ports of 127.0.0.1, all different. vLLM binds its side channel many seconds after its start,
- * so no outgoing connection may take the port meanwhile.
+ * vLLM binds its side channel many seconds after its start: no outgoing connection may take the
+ * port meanwhile.
  */
 export async function freePorts(count: number): Promise<number[]> {
   const ports = new Set<number>();

@@ -17,8 +17,8 @@ import { sourcesOf, type VllmServer } from "./server.js";
 import { factorsOf, TINY } from "./tiny-peer.js";
 
 /**
- * Tests only our ZMQ and msgpack against the listener of a real vLLM server with TP 2.
- * When the other suites fail, this one shows whether the handshake is the cause.
+ * Only our ZMQ and msgpack against vLLM's listener, with TP 2. When other suites fail, this one
+ * shows whether the handshake is the cause.
  */
 export function handshakeSuite(server: () => VllmServer): void {
   const sideChannel = zmqSideChannel();
@@ -57,7 +57,7 @@ export function handshakeSuite(server: () => VllmServer): void {
         ),
         regionNames: Array.from({ length: TINY.layers }, (_, layer) => TINY.layerName(layer)),
       });
-      // Our metadata has the keys of the newest version. vLLM ignores those that it does not know.
+      // vLLM ignores keys of newer versions.
       const known = vllmWire(describedVersion(server().kind.version) as VllmVersion)[
         "agent metadata"
       ];

@@ -2,7 +2,6 @@ import { readTransferConfig } from "@kv/connector";
 import {
   type ConnectorRequest,
   type EngineIdentity,
-  type FailedReceive,
   type KvCacheConfig,
   type KvTransferParams,
   type Log,
@@ -19,38 +18,19 @@ import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js"
 export { UNWRITTEN_BYTE as UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
-  /** The version and connector of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** The dtype in the compatibility hash. Default: that of vLLM on the CPU. */
+  /** In the compatibility hash. Default: that of vLLM on the CPU. */
   readonly dtype?: string;
-  /** Fields of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Default: ZMQ. */
   readonly sideChannel?: SideChannel;
   readonly log?: Log;
 }
 
-/**
- * The headless decode engine of `@kv/peer` for the tiny model of the live tests, with one KV cache
- * group.
- */
-export interface HeadlessDecode {
-  receive(
-    request: ConnectorRequest,
-    blockIds: readonly number[],
-    options?: { readonly numComputedTokens?: number; readonly signal?: AbortSignal },
-  ): Promise<{ readonly failure: FailedReceive | undefined; readonly aborted: boolean }>;
-  queue(request: ConnectorRequest): void;
-  giveUpQueued(request: ConnectorRequest): void;
-  finish(request: ConnectorRequest, blockIds: readonly number[]): void;
-  /** The bytes of one layer's part of a block on one rank. */
-  block(tpRank: number, layer: number, blockId: number): Uint8Array;
-  outstanding(): Readonly<Record<string, number>>;
-  close(): Promise<void>;
-}
+export type HeadlessDecode = Awaited<ReturnType<typeof openHeadlessDecode>>;
 
 const NUM_BLOCKS = 16;
+
 export function requestOf(
   requestId: string,
   numPromptTokens: number,
@@ -59,7 +39,8 @@ export function requestOf(
   return { requestId, numPromptTokens, kvTransferParams: kvTransferParams ?? undefined };
 }
 
-export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
+/** `@kv/peer`'s engine for the tiny model. */
+export async function openHeadlessDecode(options: HeadlessDecodeOptions) {
   const {
     kind,
     tp = 1,
@@ -117,11 +98,16 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promis
     log,
   });
   return {
-    receive: (request, blockIds, options) => decode.receive(request, [blockIds], options),
-    queue: (request) => decode.queue(request),
-    giveUpQueued: (request) => decode.giveUpQueued(request),
-    finish: (request, blockIds) => decode.finish(request, [blockIds]),
-    block: (tpRank, layer, blockId) => decode.block(tpRank, layer, blockId),
+    receive: (
+      request: ConnectorRequest,
+      blockIds: readonly number[],
+      given?: { readonly numComputedTokens?: number; readonly signal?: AbortSignal },
+    ) => decode.receive(request, [blockIds], given),
+    queue: (request: ConnectorRequest) => decode.queue(request),
+    giveUpQueued: (request: ConnectorRequest) => decode.giveUpQueued(request),
+    finish: (request: ConnectorRequest, blockIds: readonly number[]) =>
+      decode.finish(request, [blockIds]),
+    block: (tpRank: number, layer: number, blockId: number) => decode.block(tpRank, layer, blockId),
     outstanding: () => decode.outstanding(),
     async close() {
       await decode.close();

@@ -1,41 +1,27 @@
 import { expect } from "vitest";
-import { type CallOptions, plain, prefill, type TransferParams } from "./completion.js";
+import { freshId, plain, prefill, type Tokens, type TransferParams } from "./completion.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/**
- * A prompt whose blocks a vLLM prefill worker holds for a decode worker, according to P's metrics.
- */
-export interface HeldPrompt {
+interface HeldPrompt {
   readonly params: TransferParams;
   /** The share of P's cache that was in use before. */
   readonly before: number;
 }
 
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/**
- * The number of requests whose lease expired because no D read their blocks. vLLM counts them once
- * for each rank.
- */
+/** Their lease expired because no D read the blocks. vLLM counts each once a rank. */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
-/** The number of expired requests whose notification reached P after the lease, on all ranks. */
+/** Of these, the notification reached P after the lease. */
 export const notifiedLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-/**
- * Sends a prefill request and checks that P holds its blocks afterwards. Returns the transfer
- * parameters.
- */
-export async function prefillAndHold(
-  p: VllmServer,
-  tokens: readonly number[],
-  options: CallOptions = {},
-): Promise<HeldPrompt> {
+export async function prefillAndHold(p: VllmServer, tokens: Tokens): Promise<HeldPrompt> {
   const before = await usage(p);
-  const params = await prefill(p.url, tokens, options);
+  const params = await prefill(p.url, tokens, { id: freshId() });
   expect(params).toMatchObject({
     tp_size: p.tp,
     remote_num_tokens: tokens.length,
@@ -45,22 +31,20 @@ export async function prefillAndHold(
   return { params, before };
 }
 
-/**
- * Waits until P's cache usage is not above `before`. A vLLM prefill worker handles notifications
- * only when it computes something, so each check sends it a small request.
- */
-export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
-  const holds = async () => {
-    await nudge(p);
-    return (await usage(p)) <= before;
-  };
-  return until(holds, "P has freed the blocks", { timeoutMs });
+/** A vLLM handles notifications and leases only when it computes something. */
+export async function usageNow(p: VllmServer): Promise<number> {
+  await nudge(p);
+  return usage(p);
 }
 
-/** Sends a small request, so that the server runs a step. */
-export const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
+export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
+  const isFreed = async () => (await usageNow(p)) <= before;
+  return until(isFreed, `${p.name} has freed the blocks`, { timeoutMs });
+}
 
-/** Waits, and sends P a small request about once a second meanwhile. */
+const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
+
+/** P gets a small request about once a second meanwhile. */
 export async function waitSeconds(p: VllmServer, seconds: number): Promise<void> {
   const end = Date.now() + seconds * 1000;
   await until(
@@ -73,21 +57,12 @@ export async function waitSeconds(p: VllmServer, seconds: number): Promise<void>
   );
 }
 
-/** A new `X-Request-Id` for each request. */
-export const freshId = () => crypto.randomUUID();
-
-/**
- * A request id of D for the request that has this id at P. Push matches the two legs by the common
- * part of their ids.
- */
+/** D's id of P's request: push matches the legs by the common part. */
 export function otherLegId(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;
 }
 
-/**
- * A prompt that differs from `prompt(length)`, and from the variants with other salts, in every
- * token.
- */
+/** Differs from `prompt(length)`, and from variants of other salts, in every token. */
 export const promptVariant = (length: number, salt: number) =>
   prompt(length).map((token) => ((token + 37 * salt) % 1000) + 10);

@@ -1,27 +1,23 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 
-/**
- * A TCP relay in front of a server. It records requests and can cut a response at a chosen place.
- */
-export interface HttpTap {
-  readonly url: string;
-  /** The head of each POST request in lower case: request line and headers. */
-  readonly heads: readonly string[];
-  close(): Promise<void>;
+export interface HttpTapOptions {
+  /** Gets all that was sent on a connection so far. Returns the offset at which it breaks. */
+  readonly cutAt?: (answered: string) => number | undefined;
+  /** Added to the head of each request. */
+  readonly header?: string;
 }
 
-/**
- * `cutAt` receives all that the server has sent on a connection so far. It returns the offset at
- * which the connection breaks, or undefined to pass everything on.
- */
+/** A TCP relay that records requests. Either side's end ends the other side. */
 export async function startHttpTap(
   targetUrl: string,
-  cutAt: (answered: string) => number | undefined = () => undefined,
-): Promise<HttpTap> {
+  { cutAt = () => undefined, header }: HttpTapOptions = {},
+) {
   const heads: string[] = [];
   const sockets = new Set<Socket>();
   const { hostname, port } = new URL(targetUrl);
+  let isCut = false;
   const server = createServer((client) => {
+    if (isCut) return client.destroy();
     const upstream = connect(Number(port), hostname);
     let [answered, passed] = ["", 0];
     for (const socket of [client, upstream]) {
@@ -37,25 +33,39 @@ export async function startHttpTap(
       const text = bytes.toString("latin1");
       if (text.startsWith("POST "))
         heads.push(text.slice(0, text.indexOf("\r\n\r\n")).toLowerCase());
-      upstream.write(bytes);
+      const [request] = header === undefined ? [] : (/^[A-Z]+ \S+ HTTP\/1\.1\r\n/.exec(text) ?? []);
+      if (request !== undefined) upstream.write(`${request}${header}\r\n`);
+      upstream.write(bytes.subarray(request?.length ?? 0));
     });
     upstream.on("data", (bytes) => {
       answered += bytes.toString("latin1");
       const end = cutAt(answered);
       const passes = Buffer.from(answered.slice(passed, end), "latin1");
       passed += passes.length;
-      // Ends the connection after these bytes, so that the client still receives them.
+      // The client still receives these bytes.
       if (end === undefined) client.write(passes);
       else client.end(passes, () => upstream.destroy());
     });
   });
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const drop = () => {
+    for (const socket of sockets) socket.destroy();
+  };
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    heads,
+    /** Of each POST request, in lower case. */
+    heads: heads as readonly string[],
+    /** Ends connections, and closes new ones at once until `mend`. */
+    cut() {
+      isCut = true;
+      drop();
+    },
+    mend() {
+      isCut = false;
+    },
     async close() {
       const closed = new Promise((resolve) => server.close(resolve));
-      for (const socket of sockets) socket.destroy();
+      drop();
       await closed;
     },
   };

@@ -3,14 +3,12 @@ import { join } from "node:path";
 import { nixlTransport } from "@kv/nixl";
 import { EngineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
 import { zmqSideChannel } from "@kv/side-channel";
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { decode, plain } from "./completion.js";
-import { freshId } from "./held-blocks.js";
-import { kindFolder } from "./recordings.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { decode, freshId, plain } from "./completion.js";
+import { PEER_DIR, recordingFolder, type VllmServer, vllmServers } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { prompt } from "./tiny-peer.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
 
 // Other kinds of KV cache than the tiny Qwen3's, each with a tiny model of `make_kind_models.py`.
 // vLLM 0.33 does not serve the hybrid model on the CPU. The test records the KV that a vLLM server
@@ -43,25 +41,23 @@ for (const { name, tp, args = [] } of KINDS) {
     let server: VllmServer;
     const sideChannel = zmqSideChannel();
     const transport = tapTransport(nixlTransport());
+    const { start } = vllmServers({
+      kind: { version: "0.33", mode: "pull" },
+      tp,
+      blocks: BLOCKS,
+      args: ["--model", `tiny-${name}`, "--enable-prefix-caching", ...args],
+    });
     beforeAll(async () => {
-      server = await startVllm({
-        kind: { version: "0.33", mode: "pull" },
-        name: `kind-${name}`,
-        tp,
-        blocks: BLOCKS,
-        args: ["--model", `tiny-${name}`, "--enable-prefix-caching", ...args],
-      });
+      server = await start(name);
     });
     afterAll(async () => {
       await sideChannel.close();
       await transport.transport.close();
-      await server?.stop();
     });
-    beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(server)));
 
     async function decodeFromRecording(beforeDecode: () => void): Promise<readonly number[]> {
       const prefill = await openHeadlessPrefill({
-        recording: await openRecording(kindFolder(name)),
+        recording: await openRecording(recordingFolder(name)),
         transport: transport.transport,
         sideChannel,
         sideChannelHost: "127.0.0.1",
@@ -85,7 +81,7 @@ for (const { name, tp, args = [] } of KINDS) {
     test("recorded KV served back to vLLM gives the tokens of a local prefill; damaged KV gives other tokens", async () => {
       const engine = new EngineServer(server.url, { timeoutMs: TIMEOUT_MS });
       await record({
-        folder: kindFolder(name),
+        folder: recordingFolder(name),
         prefill: engine,
         transport: transport.transport,
         sideChannel,

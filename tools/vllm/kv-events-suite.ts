@@ -1,19 +1,15 @@
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { type Instance, KvEventSubscriber } from "@kv/fleet";
 import { parseGenerationRequest } from "@kv/fleet/front-end";
 import { type LogFields, silentLog, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import { KV_REQUEST_PULL, prefillBody } from "../../packages/proxy/src/request/leg-bodies.js";
 import { BOUNDARY_CASES, words } from "./boundary-cases.js";
-import { ONE_USE } from "./completion.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
+import { ask, ONE_USE } from "./completion.js";
+import type { ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
-/**
- * The publisher and its replay socket take free ports. vLLM serves `/render` only with
- * `--enable-scale-out`.
- */
+/** The sockets take free ports. vLLM serves `/render` only with `--enable-scale-out`. */
 export const KV_EVENTS_ARGUMENTS = [
   "--enable-scale-out",
   "--kv-events-config",
@@ -35,10 +31,7 @@ interface Message {
   readonly content: string;
 }
 
-/**
- * Conversations with three system prompts, each turn longer than the one before: more than the
- * cache holds.
- */
+/** Three system prompts, and turns that are longer each time: more than the cache holds. */
 function* chats(): Generator<readonly Message[]> {
   for (let turn = 1; turn <= TURNS; turn += 1)
     for (let conversation = 0; conversation < CONVERSATIONS; conversation += 1) {
@@ -51,21 +44,13 @@ function* chats(): Generator<readonly Message[]> {
     }
 }
 
-/**
- * Exact prompts, by `/render`: those of both legs of a request are equal; prefixes of chats against
- * blocks from KV events.
- */
+/** Exact prompts by `/render`, and prefixes of chats against blocks from KV events. */
 export function kvEventsSuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): P's leg has the prompt of the client's request, token by token",
     async ({ path, body }) => {
       const promptOf = async (sent: string) => {
-        const headers = { "content-type": "application/json", ...ONE_USE };
-        const answer = await fetch(`${pair.p.url}${path}/render`, {
-          method: "POST",
-          headers,
-          body: sent,
-        });
+        const answer = await ask(`${pair.p.url}${path}/render`, JSON.parse(sent));
         const rendered = [(await answer.json()) as { token_ids: number[] }].flat();
         return [answer.status, rendered.map(({ token_ids: ids }) => ids)];
       };
@@ -122,15 +107,14 @@ export function kvEventsSuite(pair: ProxyPair): void {
       `chats: ${hits.length}, within a block ${near}, equal ${equal}, expected ${sum("expected")} and cached ${sum("cached")} of ${evicted} tokens\n`,
     );
     expect(near).toBeGreaterThanOrEqual(0.99 * hits.length);
-    // The load has hits, and they were expected by events: no text was remembered instead.
+    // The hits were expected by events: no text was remembered instead.
     expect(sum("cached")).toBeGreaterThan(10 * hits.length);
     expect(events()).toMatchObject({ complete: true, missed_batches: 0 });
   });
 
   test("a router that starts late, and one with a gap of 100 batches, have the index of one without", async () => {
     const source = await sourceOf(pair.p);
-    const relay = await startRelay(source.endpoint);
-    pair.closing(relay);
+    const relay = await pair.tap({}, source.endpoint.replace("tcp:", "http:"));
     const following = (endpoint: string) => {
       const subscriber = new KvEventSubscriber({ log: silentLog, clock: systemClock() });
       pair.closing({ close: async () => subscriber.close() });
@@ -146,7 +130,10 @@ export function kvEventsSuite(pair: ProxyPair): void {
         matched: (tokens: readonly number[]) => subscriber.matchedTokens(followed, tokens),
       };
     };
-    const [direct, gapped] = [following(source.endpoint), following(relay.endpoint)];
+    const [direct, gapped] = [
+      following(source.endpoint),
+      following(relay.url.replace("http:", "tcp:")),
+    ];
     for (const one of [direct, gapped])
       await until(() => one.status()?.state === "following", "both follow P's events");
     relay.cut();
@@ -189,48 +176,4 @@ async function render(
 ): Promise<readonly number[]> {
   const answer = await ask(`${url}${CHAT}/render`, { model: "tiny", messages });
   return ((await answer.json()) as { readonly token_ids: readonly number[] }).token_ids;
-}
-
-/** A TCP relay that can be cut: connections end, and new ones are closed at once. */
-async function startRelay(endpoint: string) {
-  const { hostname, port } = new URL(endpoint.replace("tcp:", "http:"));
-  const sockets = new Set<Socket>();
-  let isCut = false;
-  const server = createServer((client) => {
-    if (isCut) {
-      client.destroy();
-      return;
-    }
-    const upstream = connect(Number(port), hostname);
-    for (const [one, other] of [
-      [client, upstream],
-      [upstream, client],
-    ] as const) {
-      sockets.add(one);
-      one.on("error", () => {});
-      one.on("close", () => {
-        sockets.delete(one);
-        other.destroy();
-      });
-      one.pipe(other);
-    }
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const drop = () => {
-    for (const socket of sockets) socket.destroy();
-  };
-  return {
-    endpoint: `tcp://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    cut() {
-      isCut = true;
-      drop();
-    },
-    mend() {
-      isCut = false;
-    },
-    async close() {
-      drop();
-      await new Promise((resolve) => server.close(resolve));
-    },
-  };
 }

@@ -1,83 +1,50 @@
-import { afterAll, beforeAll, beforeEach, describe } from "vitest";
+import { beforeAll, describe } from "vitest";
 import { decodeSuite } from "./decode-suite.js";
 import { handshakeSuite } from "./handshake-suite.js";
 import { pairSuite } from "./pair-suite.js";
 import { prefillSuite } from "./prefill-suite.js";
 import { restartSuite } from "./restart-suite.js";
-import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { vllmServers } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { unexpectedInputSuite } from "./unexpected-input-suite.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
 
-/**
- * Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait
- * until it expires.
- */
+/** For a first handshake on a busy machine, and for tests that wait until it expires. */
 const LEASE_SECONDS = 15;
-const BLOCKS = 600;
 
-/**
- * All suites for one version and one connector of vLLM, on two servers, TP 1 and TP 2. Each server
- * is P in some suites and D in others.
- */
+/** Two servers, TP 1 and TP 2. Each is P in some suites and D in others. */
 export function matrix(kind: PeerKind): void {
   describe(`vLLM ${kind.version}, ${kind.mode}`, () => {
-    const started = new Map<number, Promise<VllmServer>>();
-    const servers = new Map<number, VllmServer>();
-    const serverOf = (tp: number) => {
-      const server = servers.get(tp);
-      if (server === undefined) throw new Error(`the server with TP ${tp} was not started`);
-      return server;
-    };
-    const one = () => serverOf(1);
-    const two = () => serverOf(2);
+    const servers = vllmServers({
+      kind,
+      blocks: 600,
+      leaseSeconds: LEASE_SECONDS,
+      args: ["--enable-prefix-caching", "--max-num-batched-tokens", "128", ...ONE_LONG_REQUEST],
+    });
+    const one = () => servers.of("tp1");
+    const two = () => servers.of("tp2");
 
-    function start(tp: number, ports?: readonly [number, number]): Promise<VllmServer> {
-      return startVllm({
-        kind,
-        ...(ports === undefined ? {} : { ports }),
-        name: `${kind.mode}-${kind.version}-tp${tp}`,
-        tp,
-        blocks: BLOCKS,
-        leaseSeconds: LEASE_SECONDS,
-        args: ["--enable-prefix-caching", "--max-num-batched-tokens", "128", ...ONE_LONG_REQUEST],
-      });
-    }
-    /** Starts the servers that the suite needs and that do not run yet, in parallel. */
-    function suite(name: string, tps: readonly number[], tests: () => void): void {
+    /** Starts the servers that do not run yet, in parallel. */
+    function suite(name: string, sizes: readonly number[], tests: () => void): void {
       describe(name, () => {
         beforeAll(async () => {
-          for (const tp of tps) if (!started.has(tp)) started.set(tp, start(tp));
-          for (const tp of tps) servers.set(tp, await (started.get(tp) as Promise<VllmServer>));
+          await Promise.all(sizes.map((tp) => servers.start(`tp${tp}`, { tp })));
         });
-        beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(...servers.values())));
         tests();
       });
     }
-    async function restart(tp: number): Promise<void> {
-      const { port, sideChannelPort, stop } = serverOf(tp);
-      await stop();
-      started.set(tp, start(tp, [port, sideChannelPort]));
-      servers.set(tp, await (started.get(tp) as Promise<VllmServer>));
-    }
-    afterAll(async () => {
-      const ends = await Promise.allSettled(started.values());
-      await Promise.all(
-        ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)),
-      );
-    });
 
     suite("handshakes", [2], () => handshakeSuite(two));
     suite("P with TP 2", [2], () => decodeSuite(two));
     suite("P with TP 1", [1], () => decodeSuite(one));
-    // These suites run before those in which our engine is P. A vLLM worker on the CPU that has
-    // paired with one P of another attention backend repacks the blocks from every P.
+    // Before our engine is P: a worker on the CPU that has paired with one P of another attention
+    // backend repacks the blocks from every P.
     suite("TP 1 to TP 2", [1, 2], () => pairSuite(one, two));
     suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
     suite("D with TP 2", [2], () => prefillSuite(two));
     suite("D with TP 1", [1], () => prefillSuite(one));
     suite("requests that wait at D", [1], () => waitingSuite(one));
-    suite("vLLM restarts", [1], () => restartSuite(one, () => restart(1)));
+    suite("vLLM restarts", [1], () => restartSuite(one, () => servers.restart("tp1")));
     suite("unexpected input", [1], () => unexpectedInputSuite(one));
   });
 }

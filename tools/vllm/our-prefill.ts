@@ -1,54 +1,37 @@
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { zmqSideChannel } from "@kv/side-channel";
-import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
+import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
+import { handedOver } from "./completion.js";
 import { freePorts } from "./free-ports.js";
-import { type TappedTransport, tapTransport } from "./tapped-transport.js";
-import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
+import type { VllmServer } from "./server.js";
+import { tapTransport } from "./tapped-transport.js";
+import { CONNECTOR_NAMES, factorsOf, type PeerKind, prompt, TINY } from "./tiny-peer.js";
+import { sleep, until } from "./until.js";
 
 export interface OurPrefillOptions {
-  /** The version and connector of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** Default: the block size of the vLLM peer. */
   readonly blockSize?: number;
-  /** Push: announce the block size of the vLLM peer. */
   readonly announcesPeerBlocks?: boolean;
-  /**
-   * With "neuron" the engine's blocks are on a simulated device and are staged through host memory.
-   */
+  /** "neuron": a simulated device, staged through host memory. */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
-  /** Ports of HTTP and the side channel. Default: free ports. */
+  /** Of HTTP and the side channel. Default: free ones. */
   readonly ports?: readonly [number, number];
   readonly log?: Log;
 }
 
-/**
- * The demo's prefill server in this process, with its own model and cache, NIXL and HTTP. Its
- * settings let a vLLM peer pair with it.
- */
-export interface OurPrefill {
-  readonly instance: Instance;
-  readonly url: string;
-  readonly sideChannelPort: number;
-  readonly tap: TappedTransport;
-  /** The number of blocks that requests hold, blocks under a lease included. */
-  held(): number;
-  /**
-   * Flips one exponent bit of the first value of K at each of the first `tokens` positions, in
-   * every layer and head.
-   */
-  damage(blockIds: readonly number[], tokens: number): void;
-}
+export type OurPrefill = Awaited<ReturnType<typeof openOurPrefill>>;
 
 const NUM_BLOCKS = 128;
-/** The highest bit of a float32's exponent, in its last byte (little endian). */
+/** The highest bit of a float32's exponent (little endian). */
 const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
-export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPrefill> {
+/** The demo's P in this process, which a vLLM peer can pair with. */
+export async function openOurPrefill(options: OurPrefillOptions) {
   const {
     kind,
     tp = 1,
@@ -71,10 +54,8 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     tp,
     blockSize,
     numBlocks: NUM_BLOCKS,
-    // For the routes of sleep mode.
     debug: true,
-    // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another
-    // attention backend.
+    // Plain [K|V] in each head: vLLM's D repacks it.
     attentionBackend: "PLAIN",
     compat: {
       model: factors.model,
@@ -102,12 +83,14 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
   const heads = TINY.kvHeads / tp;
   const headBytes = blockSize * TINY.contentBytes;
   return {
-    instance,
     url: instance.url,
+    close: () => instance.close(),
     sideChannelPort,
     tap,
+    /** Blocks under a lease included. */
     held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
-    damage(blockIds, tokens) {
+    /** Flips an exponent bit of the first value of K at each of the first `tokens` positions. */
+    damage(blockIds: readonly number[], tokens: number): void {
       for (const { bytes } of tap.memories) {
         for (let row = 0; row < TINY.layers * heads; row++) {
           const [layer, head] = [Math.floor(row / heads), row % heads];
@@ -123,4 +106,39 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
       }
     },
   };
+}
+
+const REPACKS = "hint heterogeneous attn post process";
+const REPACKS_WITHIN_MS = 120_000;
+
+/**
+ * Waits until each worker of a push D repacks KV of another attention backend, as ours. A vLLM
+ * worker on the CPU learns to in a handshake that loads P's memory descriptors. In push only a
+ * heartbeat starts such a one; that before a registration loads what a notification needs
+ * (`notif_agents_only` in `nixl/push_worker.py`, vLLM 0.31 to 0.33). When the registration comes
+ * first, D generates other tokens. A heartbeat is due a sixth of a lease after the last one: each
+ * try waits that long.
+ */
+export async function untilRepacks(server: VllmServer): Promise<void> {
+  const { kind, leaseSeconds, tp } = server;
+  if (kind.mode === "pull") return;
+  const allRepack = () => {
+    const lines = server.log().split("\n");
+    const workers = lines
+      .filter((line) => line.includes(REPACKS))
+      .map((line) => /^\([^)]*\)/.exec(line)?.[0]);
+    return new Set(workers).size >= tp;
+  };
+  const tried = async () => {
+    if (allRepack()) return true;
+    await sleep((leaseSeconds * 1000) / 6);
+    const ours = await openOurPrefill({ kind, leaseSeconds });
+    try {
+      await handedOver(ours.url, server, prompt(40), 1);
+    } finally {
+      await ours.close();
+    }
+    return allRepack();
+  };
+  await until(tried, `each worker of ${server.name} repacks`, { timeoutMs: REPACKS_WITHIN_MS });
 }

@@ -16,13 +16,11 @@ import {
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, expect, test } from "vitest";
 import { Watch } from "../../packages/peer/src/watch/watch.js";
-import { decode as continued } from "./completion.js";
-import { expired, freshId, notifiedLate, untilFreed, waitSeconds } from "./held-blocks.js";
-import { recordingFolder } from "./recordings.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import type { VllmServer } from "./server.js";
-import { prompt } from "./tiny-peer.js";
-import { until } from "./until.js";
+import { decode as continued, freshId } from "./completion.js";
+import { expired, notifiedLate, untilFreed, waitSeconds } from "./held-blocks.js";
+import { recordingFolder, type VllmServer } from "./server.js";
+import { type PeerKind, prompt } from "./tiny-peer.js";
+import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
@@ -32,13 +30,13 @@ const TIMEOUT_MS = 60_000;
  */
 const WATCH_ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 5);
 
-/**
- * `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's
- * README describes.
- */
+/** What the README of `kv-peer` describes, with a P and a D of vLLM. */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
+  const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
+  const folderOf = ({ version, mode }: PeerKind) =>
+    recordingFolder(`${mode}-p${prefill().tp}d${decode().tp}-${version}`);
   afterAll(async () => {
     await sideChannel.close();
     await transport.close();
@@ -47,7 +45,6 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   test("doctor: no check fails, it names the hash factors and the tcp transport, and P frees the blocks", async () => {
     // Push has no notification for blocks that are not needed.
     const isNotified = prefill().kind.mode === "pull";
-    // Waits until P has freed the blocks of earlier tests.
     if (isNotified) await untilFreed(prefill(), 0);
     const unnotified = async () => (await expired(prefill())) - (await notifiedLate(prefill()));
     const before = await unnotified();
@@ -66,16 +63,14 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
     if (!isNotified) return;
     await untilFreed(prefill(), 0);
-    // Every rank received the notification for its blocks; on a busy machine possibly after their
-    // lease.
+    // On a busy machine possibly after their lease.
     expect(await unnotified()).toBe(before);
   });
 
   test("load with aborts and with readers that do not notify: P gets all of its blocks back", async () => {
     const p = prefill();
-    const server = new EngineServer(p.url, { timeoutMs: TIMEOUT_MS });
     const result = await load({
-      server,
+      server: server(p),
       transport,
       sideChannel,
       promptTokens: [100, 300, 40],
@@ -95,11 +90,9 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   });
 
   test(`watch: no false alarm in ${WATCH_ROUNDS} rounds`, async () => {
-    // The leases of earlier tests have ended: each would be a finding. P counts some of them a step
-    // after it has freed their blocks.
+    // Each lease that ends would be a finding. P counts some a step after it has freed the blocks.
     await untilFreed(prefill(), 0);
     await waitSeconds(prefill(), 2);
-    const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
     const watch = new Watch({
       pairs: [{ prefill: server(prefill()), decode: server(decode()) }],
       reference: undefined,
@@ -122,14 +115,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
 
   test("a recording of the pair is served to D: D generates the recorded tokens", async () => {
     const [p, d] = [prefill(), decode()];
-    const server = new EngineServer(d.url, { timeoutMs: TIMEOUT_MS });
-    const to = recordingFolder(p.kind, p.tp, d.tp);
+    const to = folderOf(p.kind);
     const manifest = await retryAfterTimeout(
       () =>
         record({
           folder: to,
-          prefill: new EngineServer(p.url, { timeoutMs: TIMEOUT_MS }),
-          decode: server,
+          prefill: server(p),
+          decode: server(d),
           transport,
           sideChannel,
           prompts: PROMPTS,
@@ -167,14 +159,14 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   test("diff with the other version's recording: KV and tokens are equal, versions and hashes differ", async ({
     skip,
   }) => {
-    const { kind, tp } = prefill();
+    const { kind } = prefill();
     const other = { ...kind, version: kind.version === "0.33" ? "0.32" : "0.33" } as const;
-    const [here, there] = [kind, other].map((each) => recordingFolder(each, tp, decode().tp));
-    if (!existsSync(join(there ?? "", "manifest.json")))
+    const there = folderOf(other);
+    if (!existsSync(join(there, "manifest.json")))
       skip(`nothing was recorded of vLLM ${other.version} yet`);
     const found = await diffRecordings(
-      await openRecording(here ?? ""),
-      await openRecording(there ?? ""),
+      await openRecording(folderOf(kind)),
+      await openRecording(there),
     );
     expect(found.filter((each) => each.kind === "result")).toEqual([]);
     const pairing = found.filter((each) => each.kind === "pairing").map(({ where }) => where);

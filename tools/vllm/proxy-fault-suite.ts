@@ -1,28 +1,14 @@
 import { expect, test } from "vitest";
 import { comparable, words } from "./boundary-cases.js";
+import { ask } from "./completion.js";
 import { freePorts } from "./free-ports.js";
-import { startHttpTap } from "./http-tap.js";
-import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
-import { startToyProxy } from "./toy-proxy.js";
-import { until } from "./until.js";
+import { long } from "./front-suite.js";
+import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
-const long = {
-  model: "tiny",
-  prompt: words(200, 10),
-  temperature: 0,
-  max_tokens: 700,
-  ignore_eos: true,
-};
-/**
- * Without health checks only the client's requests reach the servers, so a fault affects a request
- * and not a health check.
- */
+/** Only clients' requests reach the servers, so that a fault hits one of these. */
 const NO_HEALTH_CHECKS = { health: { intervalMs: 0 } } as const;
 
-/**
- * Faults: an unreachable D, a D that breaks the connection, clients that abort, a request timeout.
- * P must hold no blocks afterwards.
- */
+/** P must hold no blocks after an unreachable D, a broken connection, or a timeout. */
 export function proxyFaultSuite(pair: ProxyPair): void {
   test("D is unreachable: kv-proxy sends the decode request to the other D, without another prefill", async () => {
     const [dead = 0] = await freePorts(1);
@@ -30,13 +16,11 @@ export function proxyFaultSuite(pair: ProxyPair): void {
       decoders: [`http://127.0.0.1:${dead}`, pair.d.url],
     });
     const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
-    const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
-    expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
+    await pair.answersAlike(url, body);
     expect(proxy.status().prefillers[0]?.requests).toBe(1);
     await pair.freed();
-    const toy = await startToyProxy(pair.p.url, `http://127.0.0.1:${dead}`);
-    pair.closing(toy);
-    expect((await ask(`${toy.url}/v1/completions`, body)).status).toBe(500);
+    const toy = await pair.toy(pair.p.url, `http://127.0.0.1:${dead}`);
+    expect((await ask(toy + COMPLETIONS, body)).status).toBe(500);
     await pair.leaseEnded();
   });
 
@@ -46,37 +30,35 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   ])(
     "D breaks the connection before the first token of %s: kv-proxy retries with a new prefill and another D",
     async (_, more) => {
-      const cut = await startHttpTap(pair.d.url, afterHead);
-      pair.closing(cut);
+      const cut = await pair.tap({ cutAt: afterHead });
       const { url, proxy } = await pair.proxied({
         decoders: [cut.url, pair.d.url],
         ...NO_HEALTH_CHECKS,
       });
       const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
-      const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
-      expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
+      const right = await pair.answersAlike(url, body);
       expect(cut.heads).toHaveLength(1);
       const { prefillers, decoders } = proxy.status();
       expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([2, 1, 1]);
       await pair.idle(pair.d);
       await pair.freed();
-      const toy = await startToyProxy(pair.p.url, cut.url);
-      pair.closing(toy);
-      const naive = await comparable(await ask(`${toy.url}/v1/completions`, body)).catch(String);
+      const toy = await pair.toy(pair.p.url, cut.url);
+      const naive = await ask(toy + COMPLETIONS, body)
+        .then(comparable)
+        .catch(String);
       expect(naive).not.toEqual(right);
     },
   );
 
   test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
-    const cut = await startHttpTap(pair.d.url, afterTwoEvents);
-    pair.closing(cut);
+    const cut = await pair.tap({ cutAt: afterTwoEvents });
     const { url, proxy } = await pair.proxied({
       decoders: [cut.url, pair.d.url],
       ...NO_HEALTH_CHECKS,
     });
     const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
-    const right = await read(ask(`${pair.d.url}/v1/completions`, body));
-    const ours = await read(ask(`${url}/v1/completions`, body));
+    const right = await read(ask(pair.d.url + COMPLETIONS, body));
+    const ours = await read(ask(url + COMPLETIONS, body));
     expect(textOf(ours.text)).not.toBe("");
     expect(textOf(right.text).startsWith(textOf(ours.text))).toBe(true);
     expect(ours.text).toContain("KV_PROXY_UPSTREAM_FAILED");
@@ -86,22 +68,13 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([1, 1, 0]);
     await pair.idle(pair.d);
     await pair.freed();
-    const toy = await startToyProxy(pair.p.url, cut.url);
-    pair.closing(toy);
-    expect((await read(ask(`${toy.url}/v1/completions`, body))).isBroken).toBe(false);
-  });
-
-  test("client aborts while D generates: D stops, and P holds no blocks", async () => {
-    await abortWhileDecoding(pair, await pair.proxied());
-  });
-
-  test("client aborts while P computes: P stops and holds no blocks", async () => {
-    await abortWhilePrefilling(pair, await pair.proxied());
+    const toy = await pair.toy(pair.p.url, cut.url);
+    expect((await read(ask(toy + COMPLETIONS, body))).isBroken).toBe(false);
   });
 
   test("request timeout: the stream ends with an error event, D stops, and P holds no blocks", async () => {
     const { url } = await pair.proxied({ timeouts: { requestMs: 3_000 } });
-    const answer = await ask(`${url}/v1/completions`, { ...long, stream: true });
+    const answer = await ask(url + COMPLETIONS, { ...long, stream: true });
     const text = await answer.text().catch(() => "");
     expect(text === "" || text.includes("KV_REQUEST_TIMEOUT")).toBe(true);
     expect(text).not.toContain("[DONE]");
@@ -110,58 +83,18 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-export async function abortWhileDecoding(
-  pair: ProxyPair,
-  { url }: Pick<OpenProxy, "url">,
-): Promise<void> {
-  const client = new AbortController();
-  const answer = await ask(
-    `${url}/v1/completions`,
-    { ...long, stream: true },
-    { signal: client.signal },
-  );
-  await answer.body?.getReader().read();
-  client.abort();
-  await pair.idle(pair.d);
-  await pair.freed();
-}
-
-/** `legs`: the number of legs in flight while P computes the prompt. */
-export async function abortWhilePrefilling(
-  pair: ProxyPair,
-  { url, proxy }: Pick<OpenProxy, "url" | "proxy">,
-  legs: 1 | 2 = 1,
-): Promise<void> {
-  const client = new AbortController();
-  const body = { ...long, prompt: words(900, 11) };
-  const answer = ask(`${url}/v1/completions`, body, { signal: client.signal });
-  const running = () => {
-    const { prefillers, decoders } = proxy.status();
-    return [...prefillers, ...decoders].map(({ in_flight }) => in_flight);
-  };
-  await until(() => running()[0] === 1, "the prefill leg runs", { everyMs: 1 });
-  expect(running()).toEqual([1, legs - 1]);
-  client.abort();
-  await expect(answer).rejects.toThrow();
-  await until(() => proxy.status().requests.in_flight === 0, "the proxy has ended the request");
-  await pair.idle(pair.p);
-  await pair.idle(pair.d);
-  await pair.freed();
-}
-
-/** The offset after a response's head: the server has begun its response and has sent no token. */
+/** The server has begun its response and has sent no token. */
 function afterHead(answered: string): number | undefined {
   const end = answered.indexOf("\r\n\r\n");
   return end < 0 ? undefined : end + 4;
 }
 
-/** The offset of the third event. */
 function afterTwoEvents(answered: string): number | undefined {
   const third = answered.split("data: ", 4).slice(0, 3).join("data: ");
   return third.length < answered.length ? third.length : undefined;
 }
 
-/** The text that arrived, and whether the connection broke before the end of the response. */
+/** The text, and whether the connection broke before the end. */
 async function read(asked: Promise<Response>): Promise<{ text: string; isBroken: boolean }> {
   const decoder = new TextDecoder();
   let text = "";

@@ -2,11 +2,19 @@ import type { LogFields } from "@kv/interface";
 import { silentLog } from "@kv/interface";
 import type { ProxyOptions } from "@kv/proxy";
 import { beforeAll, describe, expect, test } from "vitest";
-import { type Completion, complete, completionBody, plain } from "./completion.js";
-import { expired, freshId, nudge, promptVariant, usage } from "./held-blocks.js";
-import { ask, proxyPair } from "./proxy-pair.js";
+import {
+  ask,
+  complete,
+  completionBody,
+  freshId,
+  plain,
+  type Tokens,
+  tokensOf,
+} from "./completion.js";
+import { expired, promptVariant, untilFreed, usageNow } from "./held-blocks.js";
+import { proxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
-import { until } from "./until.js";
+import { sleep, until } from "./until.js";
 
 // kv-proxy --readback in front of plain vLLM 0.33 (issue 48): what P computes, by its own metrics;
 // each hazard of a reference; what D holds at the end.
@@ -14,7 +22,6 @@ import { until } from "./until.js";
 const BLOCK_TOKENS = 32;
 /** D frees what nobody has it free after this. Whatever is free earlier was notified. */
 const TTL_SECONDS = 480;
-const NOTIFIED_WITHIN_MS = 60_000;
 /** As `decoder_kv_blocks_ttl` at a D on which objects expire. */
 const SHORT_TTL_SECONDS = 20;
 const READBACK = {
@@ -28,21 +35,19 @@ const OUTPUT_TOKENS = 40;
 /** A chat's answer has these tokens, but not their text, so the next prompt would have others. */
 const NO_SPECIAL = { logit_bias: { 0: -100, 1: -100 } };
 
-type Ids = readonly number[];
-
 /** A turn that has ended, for further ones. */
 interface Turn {
   readonly salt: string;
-  readonly prompt: Ids;
-  readonly output: Ids;
+  readonly prompt: Tokens;
+  readonly output: Tokens;
 }
 
 describe("0.33: kv-proxy --readback", () => {
   const base = { mode: "pull", readback: { timeoutMs: 60_000 } } as const;
-  const pair = proxyPair({ version: "0.33", mode: "pull" }, base, ["--enable-scale-out"], {
-    extra: READBACK,
-    hasWholeWords: true,
-  });
+  const pair = proxyPair(
+    { version: "0.33", mode: "pull" },
+    { base, args: ["--enable-scale-out"], extra: READBACK, hasWholeWords: true },
+  );
   const other: { d?: VllmServer } = {};
 
   /** A proxy whose records of requests and releases are kept. */
@@ -62,14 +67,7 @@ describe("0.33: kv-proxy --readback", () => {
     return { ...opened, records, releases, last };
   }
 
-  const held = async (server: VllmServer) => {
-    await nudge(server);
-    return (await usage(server)) > 0;
-  };
-  const freed = (server: VllmServer) =>
-    until(async () => !(await held(server)), `${server.name} holds nothing`, {
-      timeoutMs: NOTIFIED_WITHIN_MS,
-    });
+  const freed = (server: VllmServer) => untilFreed(server, 0);
   /** Neither holds blocks, and none was free because D's time was over. */
   async function nothingIsPinned(): Promise<void> {
     await freed(pair.d);
@@ -78,13 +76,13 @@ describe("0.33: kv-proxy --readback", () => {
   }
 
   /** One engine's tokens, without anything that it has cached. */
-  const alone = (prompt: Ids, maxTokens = OUTPUT_TOKENS) =>
+  const alone = (prompt: Tokens, maxTokens = OUTPUT_TOKENS) =>
     plain(pair.d.url, prompt, maxTokens, { salt: freshId() });
 
   /** A turn through a proxy: its tokens must be those of one engine. */
   async function turn(
     url: string,
-    prompt: Ids,
+    prompt: Tokens,
     salt: string = freshId(),
     maxTokens = OUTPUT_TOKENS,
   ): Promise<Turn> {
@@ -116,7 +114,7 @@ describe("0.33: kv-proxy --readback", () => {
     const { url, proxy, releases, close } = await reading();
     await turn(url, promptVariant(100, 3));
     await until(() => proxy.status().readback?.[0]?.objects === 1, "the proxy has D's object");
-    expect(await held(pair.d)).toBe(true);
+    expect(await usageNow(pair.d)).toBeGreaterThan(0);
     await close();
     expect(releases).toEqual(["refused"]);
     await nothingIsPinned();
@@ -178,7 +176,7 @@ describe("0.33: kv-proxy --readback", () => {
   );
 
   const next = promptVariant(20, 77);
-  test.each<[string, string, (ended: Turn) => Ids]>([
+  test.each<[string, string, (ended: Turn) => Tokens]>([
     ["the same prompt again", "no-match", ({ prompt }) => prompt],
     [
       "a begin of what D holds",
@@ -290,7 +288,7 @@ describe("0.33: kv-proxy --readback", () => {
 
   test("clients that leave while P reads, and while D answers: nothing stays pinned", async () => {
     const { url, close } = await reading();
-    const body = (prompt: Ids, salt: string) => ({
+    const body = (prompt: Tokens, salt: string) => ({
       ...completionBody(prompt, 60),
       stream: true,
       cache_salt: salt,
@@ -302,14 +300,14 @@ describe("0.33: kv-proxy --readback", () => {
         signal: client.signal,
       });
       const read = asked.then((answer) => answer.text()).catch(() => {});
-      await new Promise((resolve) => setTimeout(resolve, leavesAfterMs));
+      await sleep(leavesAfterMs);
       client.abort();
       await read;
       // The same question again.
       await turn(url, after(ended), ended.salt, 8);
     }
     // What a P may have been reading is given back after half a minute.
-    await new Promise((resolve) => setTimeout(resolve, 31_000));
+    await sleep(31_000);
     await close();
     await nothingIsPinned();
   });
@@ -376,7 +374,7 @@ describe("0.33: kv-proxy --readback", () => {
     test("an object whose time is over at D: P refuses it, and the prompt is computed", async () => {
       const { url, last } = await reading();
       const ended = await turn(url, promptVariant(100, 90), freshId(), 16);
-      await new Promise((resolve) => setTimeout(resolve, 1000 * SHORT_TTL_SECONDS));
+      await sleep(1000 * SHORT_TTL_SECONDS);
       await turn(url, after(ended), ended.salt, 8);
       expect(last()).toBe("failed");
     });
@@ -384,22 +382,21 @@ describe("0.33: kv-proxy --readback", () => {
     test("D's time is known: what has expired is not read", async () => {
       const { url, last } = await reading({ readback: { ttlMs: 1000 } });
       const ended = await turn(url, promptVariant(100, 91), freshId(), 16);
-      await new Promise((resolve) => setTimeout(resolve, 1100));
+      await sleep(1100);
       await turn(url, after(ended), ended.salt, 8);
       expect(last()).toBe("no-match");
     });
   });
 });
 
-const wordsOf = (ids: Ids) => ids.map((id) => `t${id}`).join(" ");
-const tokensOf = ({ choices }: Completion) => choices[0]?.token_ids ?? [];
+const wordsOf = (ids: Tokens) => ids.map((id) => `t${id}`).join(" ");
 
 /** The tokens of an answer that is a stream. */
-async function streamed(url: string, body: object): Promise<Ids> {
+async function streamed(url: string, body: object): Promise<Tokens> {
   const answer = await ask(`${url}/v1/completions`, { ...body, stream: true });
   const text = await answer.text();
   expect(answer.status, text).toBe(200);
-  return eventsOf(text).flatMap(tokensOf as (event: object) => Ids);
+  return eventsOf(text).flatMap(tokensOf as (event: object) => Tokens);
 }
 
 /** The text of a chat's answer. */

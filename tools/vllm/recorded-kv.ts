@@ -3,10 +3,7 @@ import { gunzipSync } from "node:zlib";
 import { TINY } from "./tiny-peer.js";
 
 export const RECORDED_TOKENS = 100;
-/**
- * Blocks that the prompt's tokens fill completely. The rest of the last block is not part of the
- * prompt.
- */
+/** The rest of the last block is not part of the prompt. */
 export const RECORDED_FULL_BLOCKS = Math.floor(RECORDED_TOKENS / TINY.blockSize);
 
 const HEAD_BYTES = TINY.blockSize * TINY.contentBytes;
@@ -18,9 +15,7 @@ const bytes = new Uint8Array(
   gunzipSync(readFileSync(new URL("./fixtures/kv-100-tokens.bin.gz", import.meta.url))),
 );
 
-/**
- * The recorded bytes of `count` heads, from head `first` on, of the prompt's n-th block in a layer.
- */
+/** Of the prompt's n-th block in a layer. */
 export function recordedHeads(
   layer: number,
   nthBlock: number,

@@ -1,7 +1,7 @@
 import type { CheckedPair, CheckedSide } from "@kv/plan/vllm";
 
 const HEADS = 8;
-/** Bytes of one head in a block of 16 tokens. */
+/** Of one head in a block of 16 tokens. */
 const HEAD_BYTES = 512;
 
 type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
@@ -9,10 +9,7 @@ type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
   readonly remote?: Partial<CheckedSide>;
 };
 
-/**
- * A pair that vLLM takes, with changes. The lengths of blocks follow from heads, TP sizes and
- * tokens where they are not given.
- */
+/** A pair that vLLM takes, with changes. Lengths of blocks follow from the rest. */
 function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
   const facts = {
     numKvHeads: HEADS,
@@ -52,60 +49,59 @@ function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
   return { local: side(local), remote: side(remote), ...facts };
 }
 
+const MLA = { isMla: true, numKvHeads: 1 };
+const DRAFT = { ...MLA, draftKvHeads: 8 };
+const TP2 = { tpSize: 2 };
+
 /** Pairs that each break one rule, and pairs that just keep it. */
 const CHANGES: readonly Change[] = [
   {},
   {
     local: { dcpSize: 2, tpSize: 6 },
     remote: { dcpSize: 3, tpSize: 6 },
-    isMla: true,
-    numKvHeads: 1,
+    ...MLA,
   },
   {
     local: { dcpSize: 2, tpSize: 2 },
-    remote: { tpSize: 2 },
-    isMla: true,
-    numKvHeads: 1,
+    remote: TP2,
+    ...MLA,
     hasStates: true,
   },
-  { local: { tpSize: 2 }, remote: { tpSize: 3 }, numKvHeads: 6 },
-  { local: { tpSize: 3 }, remote: { tpSize: 2 }, numKvHeads: 6 },
+  { local: TP2, remote: { tpSize: 3 }, numKvHeads: 6 },
+  { local: { tpSize: 3 }, remote: TP2, numKvHeads: 6 },
   { local: { blockSize: 16 }, remote: { blockSize: 32 } },
   { local: { blockSize: 48 }, remote: { blockSize: 32 } },
   { local: { blockSize: 48 }, remote: { blockSize: 16 } },
-  { isMla: true, numKvHeads: 1, local: { blockSize: 16 }, remote: { blockSize: 32 } },
-  { local: { tpSize: 2 }, remote: { tpSize: 8 }, numKvHeads: 4 },
-  { local: { tpSize: 8 }, remote: { tpSize: 2 }, numKvHeads: 4 },
-  { local: { tpSize: 2 }, remote: { tpSize: 4 }, numKvHeads: 4 },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8 },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8, remote: { tpSize: 2 } },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8, local: { tpSize: 2 } },
+  { ...MLA, local: { blockSize: 16 }, remote: { blockSize: 32 } },
+  { local: TP2, remote: { tpSize: 8 }, numKvHeads: 4 },
+  { local: { tpSize: 8 }, remote: TP2, numKvHeads: 4 },
+  { local: TP2, remote: { tpSize: 4 }, numKvHeads: 4 },
+  { ...DRAFT },
+  { ...DRAFT, remote: TP2 },
+  { ...DRAFT, local: TP2 },
   {
-    isMla: true,
-    numKvHeads: 1,
-    draftKvHeads: 8,
+    ...DRAFT,
     local: { tpSize: 2, dcpSize: 2 },
     remote: { tpSize: 2, dcpSize: 2 },
   },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8, local: { tpSize: 2, layout: "BLHNC" } },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8, isPush: true, local: { tpSize: 2 } },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 1, isPush: true, local: { tpSize: 2 } },
-  { isMla: true, numKvHeads: 1, draftKvHeads: 8, isPush: true },
+  { ...DRAFT, local: { tpSize: 2, layout: "BLHNC" } },
+  { ...DRAFT, isPush: true, local: TP2 },
+  { ...MLA, draftKvHeads: 1, isPush: true, local: TP2 },
+  { ...DRAFT, isPush: true },
   ...([1, 2] as const).map(
     (kernelsPerLogical): Change => ({
-      isMla: true,
-      numKvHeads: 1,
+      ...MLA,
       local: { tpSize: 2, dcpSize: 2, kernelsPerLogical, regionGroupIds: [0, 1] },
       remote: { tpSize: 2, kernelsPerLogical },
     }),
   ),
   { hasStates: true, local: { kernelsPerLogical: 2 } },
   { hasStates: true, local: { kernelsPerLogical: 2 }, prefixCaching: false },
-  { hasStates: true, remote: { tpSize: 2 } },
+  { hasStates: true, remote: TP2 },
   { hasStates: true, remote: { tpSize: 16 } },
-  { hasStates: true, isMla: true, numKvHeads: 1 },
-  { hasStates: true, isMla: true, numKvHeads: 1, remote: { blockLengthsBytes: [512, 256] } },
-  { hasStates: true, isMla: true, numKvHeads: 1, local: { blockSize: 32 } },
+  { hasStates: true, ...MLA },
+  { hasStates: true, ...MLA, remote: { blockLengthsBytes: [512, 256] } },
+  { hasStates: true, ...MLA, local: { blockSize: 32 } },
   { usesHostBuffer: true, local: { blockSize: 32 } },
   { usesHostBuffer: true },
   ...(["LBHNC", "LBNHC", "BLHNC", "BHLNC"] as const).flatMap((local) =>
@@ -117,7 +113,7 @@ const CHANGES: readonly Change[] = [
     ),
   ),
   { local: { layout: "LBNHC" }, permutes: true, needsHma: true },
-  { isMla: true, numKvHeads: 1, local: { layout: "LBNHC" } },
+  { ...MLA, local: { layout: "LBNHC" } },
   { local: { layout: "LBNHC", tpSize: 2 }, remote: { layout: "LBNHC" } },
   { local: { layout: "LBNHC", tpSize: 2 }, remote: { layout: "LBNHC", tpSize: 2 } },
   { local: { layout: "LBNHC", tpSize: 16 }, remote: { layout: "LBNHC", tpSize: 8 }, numKvHeads: 4 },
@@ -129,7 +125,7 @@ const CHANGES: readonly Change[] = [
   },
   { remote: { attentionBackend: "CPU_ATTN" }, needsHma: true },
   ...["nvfp4", "nvfp4_4over6", "fp8"].flatMap((cacheDtype): Change[] => [
-    { cacheDtype, local: { tpSize: 2 } },
+    { cacheDtype, local: TP2 },
     { cacheDtype },
     { cacheDtype, local: { tpSize: 8 }, remote: { tpSize: 4 }, numKvHeads: 4 },
   ]),
@@ -141,21 +137,20 @@ const CHANGES: readonly Change[] = [
     },
   },
   { remote: { blockLengthsBytes: [1000, 1000] } },
-  { local: { tpSize: 2 }, remote: { blockLengthsBytes: [4096, 4000] } },
+  { local: TP2, remote: { blockLengthsBytes: [4096, 4000] } },
   { remote: { tpSize: 2, blockLengthsBytes: [2000, 2000] } },
-  { isMla: true, numKvHeads: 1, remote: { blockLengthsBytes: [256, 256] } },
+  { ...MLA, remote: { blockLengthsBytes: [256, 256] } },
   { local: { tpSize: 16 }, remote: { tpSize: 16, blockLengthsBytes: [256, 256] } },
-  { local: { blockSize: 32 }, remote: { tpSize: 2 } },
-  { isMla: true, numKvHeads: 1, local: { blockSize: 32 }, remote: { tpSize: 2 } },
+  { local: { blockSize: 32 }, remote: TP2 },
+  { ...MLA, local: { blockSize: 32 }, remote: TP2 },
   { remote: { blockStridesBytes: [10, 4096] } },
   { remote: { blockStridesBytes: [8192, 8192] } },
   { remote: { regionNames: ["layers.1", "layers.0"] } },
   { remote: { regionNames: undefined } },
   { isPush: true },
-  { isPush: true, local: { tpSize: 2 } },
+  { isPush: true, local: TP2 },
 ];
 
-const MLA = { isMla: true, numKvHeads: 1 };
 const PUSH = { isPush: true, writes: true };
 const STAGES = { ...PUSH, needsHma: true };
 /** A row that holds the pages of both layers. */
@@ -183,10 +178,7 @@ const blocks = (
   numTokens: number | null,
 ) => ({ request: { decodeBlocks, prefillBlocks, numTokens } });
 
-/**
- * Pairs and requests that break a rule outside of the handshake's validation, and some that just
- * keep it.
- */
+/** They break a rule outside of the handshake's validation, or just keep it. */
 const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
   { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
@@ -194,8 +186,8 @@ const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: { tpSize: 2, pcpSize: 2 }, remote: { tpSize: 2, dcpSize: 2 } },
   { ...STAGES, local: { ppSize: 2 } },
   { ...STAGES, local: { ppSize: 2, blockSize: 32 } },
-  { ...STAGES, local: { ppSize: 2 }, remote: { tpSize: 2 } },
-  { ...STAGES, ...MLA, local: { ppSize: 2 }, remote: { tpSize: 2 } },
+  { ...STAGES, local: { ppSize: 2 }, remote: TP2 },
+  { ...STAGES, ...MLA, local: { ppSize: 2 }, remote: TP2 },
   { ...STAGES, local: { ppSize: 2, tpSize: 2 } },
   { ...STAGES, local: { ppSize: 2, ...otherGroups } },
   { ...MLA, local: packed, remote: packed },
@@ -210,7 +202,7 @@ const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: oneLayer, remote: { ...oneRow, regionGroupIds: [-1] } },
   { ...MLA, local: oneLayer, remote: { ...oneRow, regionNames: undefined } },
   { local: { engineId: "same" }, remote: { engineId: "same" } },
-  { hasStates: true, local: { blockSize: 32 }, remote: { tpSize: 2 } },
+  { hasStates: true, local: { blockSize: 32 }, remote: TP2 },
   {
     hasStates: true,
     ...MLA,
@@ -249,8 +241,8 @@ const MORE_CHANGES: readonly Change[] = [
   { hasStates: true, ...blocks([2, 2], [2, 1], null) },
   { hasStates: true, ...blocks([9, 1], [2, 1], null) },
   { hasStates: true, ...blocks([2, 1], [9, 1], null) },
-  { isCsaLinear: true, numKvHeads: 4, local: { tpSize: 2 }, remote: { tpSize: 4 } },
-  { isCsaLinear: true, numKvHeads: 8, local: { tpSize: 2 }, remote: { tpSize: 4 } },
+  { isCsaLinear: true, numKvHeads: 4, local: TP2, remote: { tpSize: 4 } },
+  { isCsaLinear: true, numKvHeads: 8, local: TP2, remote: { tpSize: 4 } },
   {
     hasStates: true,
     isPush: true,
@@ -269,7 +261,6 @@ const BLOCKS = [
   [16, 32],
 ] as const;
 
-/** All pairs on which vLLM's code is asked. */
 export function refusalCases(): readonly CheckedPair[] {
   const grid = SIZES.flatMap((local) =>
     SIZES.flatMap((remote) =>

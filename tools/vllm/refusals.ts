@@ -6,9 +6,9 @@ import { fileURLToPath } from "node:url";
 import { refusalCases } from "./refusal-cases.js";
 
 /**
- * Asks vLLM 0.31, 0.32 and 0.33 which pairs they refuse, and records it:
- * `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`; takes a minute for each.
- * `refusals.test.ts` compares the recording with the table of @kv/plan/vllm.
+ * Records which pairs vLLM 0.31, 0.32 and 0.33 refuse: `npx tsx tools/vllm/refusals.ts`. Needs the
+ * peer of `setup.sh`; takes a minute for each. `refusals.test.ts` compares the recording with the
+ * table of @kv/plan/vllm.
  */
 const peer = process.env["KV_PEER_DIR"] ?? join(homedir(), ".cache/kv-peer");
 const here = fileURLToPath(new URL(".", import.meta.url));

@@ -1,32 +1,27 @@
 import { afterEach, beforeAll, expect, test } from "vitest";
-import { decode, plain, prefill } from "./completion.js";
+import { freshId, handedOver, plain, prefill } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
-import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
-import { untilRepacks } from "./repacks.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
+import { otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
+import { type OurPrefill, openOurPrefill, untilRepacks } from "./our-prefill.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
-import { until } from "./until.js";
+import { retryAfterTimeout, until } from "./until.js";
 
 const TOKENS = prompt(100);
 const OUR_BLOCKS = [5, 2, 9, 11];
 const OUTPUT_TOKENS = 8;
 const OUR_LEASE_SECONDS = 5;
-/** With push, a P that is gone sends nothing, so our D waits for this timeout. */
+/** A push P that is gone sends nothing: our D waits so long. */
 const REQUEST_TIMEOUT_SECONDS = 10;
 
-/**
- * A vLLM server that is paired with our P and our D stops, and another process starts at the same
- * address.
- */
+/** A vLLM that is paired with our P and our D stops, and another starts at its address. */
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;
   beforeAll(() => untilRepacks(server()));
   afterEach(async () => {
     await d?.close();
-    await p?.instance.close();
+    await p?.close();
   });
 
   test("vLLM restarts at the same address: its old request fails, and new requests work in both directions", async () => {
@@ -37,7 +32,7 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     const ours = await openOurPrefill({ kind, leaseSeconds: OUR_LEASE_SECONDS });
     p = ours;
     const kept = async () => {
-      const { params, before } = await prefillAndHold(server(), TOKENS, { id: freshId() });
+      const { params, before } = await prefillAndHold(server(), TOKENS);
       return {
         asked: requestOf(otherLegId(params.remote_request_id), TOKENS.length, params),
         before,
@@ -50,12 +45,7 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
       decodeSide.finish(asked, OUR_BLOCKS);
       await untilFreed(server(), before);
     }
-    const served = () =>
-      retryAfterTimeout(async () => {
-        const id = freshId();
-        const params = await prefill(ours.url, TOKENS, { id });
-        return decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
-      }, handshakeTimedOut(server()));
+    const served = () => handedOver(ours.url, server(), TOKENS, OUTPUT_TOKENS);
     const alone = await plain(ours.url, TOKENS, OUTPUT_TOKENS);
     const missed = (error: unknown) =>
       (error as { code?: string }).code === "KV_SIDE_CHANNEL_TIMEOUT";

@@ -1,17 +1,25 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { createWriteStream, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import {
+  createWriteStream,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+} from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { afterAll, beforeEach } from "vitest";
 import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
+import { until } from "./until.js";
 
-/** The folder into which `setup.sh` installs the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
 
-/** The folder with the Python sources of a release that `setup.sh` has installed. */
+/** Python sources of a release that `setup.sh` has installed. */
 export function sourcesOf(version: PeerKind["version"]): string {
   if (version !== "0.32") return join(PEER_DIR, `vllm${version.replace("0.", "")}`);
   const lib = join(PEER_DIR, "vv", "lib");
@@ -19,25 +27,27 @@ export function sourcesOf(version: PeerKind["version"]): string {
   return join(lib, python, "site-packages");
 }
 
+/** Kept, so that a run against another version can be compared. */
+export function recordingFolder(name: string): string {
+  const folder = join(PEER_DIR, "recordings", name);
+  mkdirSync(folder, { recursive: true });
+  return folder;
+}
+
 export interface VllmOptions {
   readonly kind: PeerKind;
-  /** The name in messages. */
   readonly name: string;
   readonly tp?: number;
-  /** Ports of HTTP and the side channel. Default: free ports. */
+  /** Of HTTP and the side channel. Default: free ones. */
   readonly ports?: readonly [number, number];
-  /** Blocks of 32 tokens, the null block included. */
+  /** Of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
-  /** Further keys of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Additional arguments of vLLM's API server. */
   readonly args?: readonly string[];
-  /** Additional environment variables. */
   readonly env?: Readonly<Record<string, string>>;
 }
 
-/** A real vLLM server on this machine's CPU, with its NixlConnector. */
 export interface VllmServer {
   readonly kind: PeerKind;
   readonly name: string;
@@ -46,11 +56,11 @@ export interface VllmServer {
   readonly port: number;
   readonly sideChannelPort: number;
   readonly leaseSeconds: number;
-  /** The value of a metric of `/metrics`, summed over its labels; 0 when there is none. */
+  /** Summed over its labels; 0 when there is none. */
   metric(name: string): Promise<number>;
-  /** The output so far, also after `stop`. */
+  /** Also after `stop`. */
   log(): string;
-  /** Ends all of its processes. Safe to call twice. */
+  /** Ends all processes. Safe to call twice. */
   stop(): Promise<void>;
 }
 
@@ -62,10 +72,7 @@ const SHOWN_LINES = 60;
 
 const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-/**
- * Starts a server, waits until it is healthy, and sends it one completion, so that its first
- * computation is not part of its first handshake.
- */
+/** Starts a server, and has it compute once, so that this is not part of its first handshake. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const {
     kind,
@@ -83,14 +90,14 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const connector = CONNECTOR_NAMES[kind.mode];
   const config = JSON.stringify({
     kv_lease_duration: leaseSeconds,
-    // A push D that waits for a P that is gone runs empty engine steps without pause, by default
-    // for eight minutes. This slows the next tests.
+    // A push D runs empty steps without pause while it waits for a P that is gone, by default for
+    // eight minutes.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
     ...extra,
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
-  // The guard ends the server's process group when its standard input closes: because of `stop`, or
-  // because this process is gone.
+  // The guard ends the server's process group when its stdin closes: by `stop`, or because this
+  // process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
@@ -133,32 +140,71 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     },
   };
   try {
-    await healthy(url, () => ended);
+    const isHealthy = async () => {
+      if (ended) throw new Error("its process ended");
+      return (
+        (await fetch(`${url}/health`, { headers: ONE_USE }).catch(() => undefined))?.ok === true
+      );
+    };
+    await until(isHealthy, "healthy", { timeoutMs: READY_WITHIN_MS, everyMs: POLL_MS });
     await plain(url, prompt(40), 2);
   } catch (error) {
-    const lines = log().split("\n").slice(-SHOWN_LINES).join("\n");
+    const lines = lastLines(server);
     await server.stop();
     throw new Error(`vLLM ${kind.version} "${name}" did not start: ${String(error)}\n${lines}`);
   }
   return server;
 }
 
-/** Prints the last lines of the servers' logs to the terminal, for a failed test. */
-export function showLogs(...servers: readonly (VllmServer | undefined)[]): void {
-  for (const server of servers) {
-    if (server === undefined) continue;
-    const lines = server.log().split("\n").slice(-SHOWN_LINES);
-    process.stderr.write(`--- vLLM "${server.name}", last lines\n${lines.join("\n")}\n`);
-  }
-}
+const lastLines = (server: VllmServer) => server.log().split("\n").slice(-SHOWN_LINES).join("\n");
 
-async function healthy(url: string, ended: () => boolean): Promise<void> {
-  const until = Date.now() + READY_WITHIN_MS;
-  while (!ended()) {
-    const answer = await fetch(`${url}/health`, { headers: ONE_USE }).catch(() => undefined);
-    if (answer?.ok === true) return;
-    if (Date.now() > until) throw new Error(`not healthy within ${READY_WITHIN_MS / 1000} s`);
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+/**
+ * The servers of a suite. They are stopped after it, and their logs are shown where a test fails.
+ */
+export function vllmServers(common: Omit<VllmOptions, "name">) {
+  const starts = new Map<string, Promise<VllmServer>>();
+  const options = new Map<string, Partial<VllmOptions>>();
+  const running = new Map<string, VllmServer>();
+
+  afterAll(async () => {
+    const ends = await Promise.allSettled(starts.values());
+    await Promise.all(
+      ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)),
+    );
+  });
+  beforeEach(({ onTestFailed }) =>
+    onTestFailed(() => {
+      for (const server of running.values())
+        process.stderr.write(`--- vLLM "${server.name}", last lines\n${lastLines(server)}\n`);
+    }),
+  );
+
+  function of(name: string): VllmServer {
+    const server = running.get(name);
+    if (server === undefined) throw new Error(`${name} was not started`);
+    return server;
   }
-  throw new Error("its process ended");
+
+  /** Starts a server, unless it was started. */
+  async function start(name: string, more: Partial<VllmOptions> = {}): Promise<VllmServer> {
+    const all = { ...common, ...more, args: [...(common.args ?? []), ...(more.args ?? [])] };
+    const { mode, version } = all.kind;
+    const begun = starts.get(name) ?? startVllm({ ...all, name: `${mode}-${version}-${name}` });
+    starts.set(name, begun);
+    options.set(name, more);
+    running.set(name, await begun);
+    return begun;
+  }
+
+  return {
+    of,
+    start,
+    /** At the same addresses. */
+    async restart(name: string, more: Partial<VllmOptions> = {}): Promise<void> {
+      const { port, sideChannelPort, stop } = of(name);
+      await stop();
+      starts.delete(name);
+      await start(name, { ...options.get(name), ports: [port, sideChannelPort], ...more });
+    },
+  };
 }

@@ -20,7 +20,6 @@ const PARTS = [
   "readback",
   "verify",
 ];
-/** They run when they are named. */
 const NAMED = ["envoy", "pull-0.31", "push-0.31", "fleet", "data-parallel"];
 const args = process.argv.slice(2);
 const at = args.indexOf("--only");

@@ -1,20 +1,17 @@
 import type { CompatibilityFactors } from "@kv/protocol";
 
-/**
- * What both sides of the live tests share: the tiny Qwen3 of `make_tiny_model.py`, as `serve.sh`
- * serves it.
- */
+/** The tiny Qwen3 of `make_tiny_model.py`, as `serve.sh` serves it. */
 export const TINY = {
   layers: 4,
   kvHeads: 4,
   headSize: 32,
   blockSize: 32,
-  /** Bytes of K and V of one token in one head. */
+  /** K and V of one token in one head. */
   contentBytes: 2 * 32 * 4,
   layerName: (layer: number) => `model.layers.${layer}.self_attn.attn`,
 } as const;
 
-/** A vLLM of the live matrix: its version, and which of its two NIXL connectors it uses. */
+/** A version, and one of its two NIXL connectors. */
 export interface PeerKind {
   readonly version: keyof typeof CONNECTOR_VERSIONS;
   readonly mode: "pull" | "push";
@@ -23,10 +20,7 @@ export interface PeerKind {
 const CONNECTOR_VERSIONS = { "0.31": 13, "0.32": 14, "0.33": 15 } as const;
 export const CONNECTOR_NAMES = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
-/**
- * The factors of vLLM's compatibility hash, taken from the servers' settings. No value was copied
- * from a server's reply.
- */
+/** Of vLLM's compatibility hash, by the servers' settings. None was copied from a reply. */
 export function factorsOf({ version, mode }: PeerKind) {
   return {
     vllm_version: `${version}.0`,

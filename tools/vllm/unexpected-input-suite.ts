@@ -10,9 +10,9 @@ import {
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
-import { ONE_USE } from "./completion.js";
+import { freshId, ONE_USE } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
+import { otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
 import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
 import type { VllmServer } from "./server.js";
 import { factorsOf, prompt, TINY } from "./tiny-peer.js";
@@ -22,10 +22,7 @@ const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
 
-/**
- * Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another
- * marker, an additional frame.
- */
+/** An empty frame, invalid msgpack, another type, another marker, an additional frame. */
 const INVALID_FRAMES = [
   [new Uint8Array()],
   [Uint8Array.of(0xc1)],
@@ -34,10 +31,7 @@ const INVALID_FRAMES = [
   [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }), Uint8Array.of(1)],
 ];
 
-/**
- * Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM
- * worker.
- */
+/** The first ones end the engine step of a vLLM worker. */
 const INVALID_NOTIFICATIONS = [
   text.encode("no colon"),
   text.encode("request:many"),
@@ -48,10 +42,7 @@ const INVALID_NOTIFICATIONS = [
   new Uint8Array(1),
 ];
 
-/**
- * Sends invalid frames and invalid notifications to an engine of ours. Afterwards a valid handshake
- * must succeed.
- */
+/** Afterwards a valid handshake must succeed. */
 export async function sendInvalidInput(host: string, port: number): Promise<void> {
   const sideChannel = zmqSideChannel();
   const transport = nixlTransport();
@@ -63,7 +54,6 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
       [encodeHandshakeRequest({ ppRank: 0, tpRank: UNKNOWN_RANK })],
       [encodeHandshakeRequest({ ppRank: UNKNOWN_RANK, tpRank: 0 })],
     ]) {
-      // Refused or not answered. The valid request below must be answered.
       await ask(frames, 500).catch(() => {});
     }
     const { frames } = await ask([encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })], TIMEOUT_MS);
@@ -80,10 +70,7 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
   }
 }
 
-/**
- * A side channel that changes vLLM's replies to those of a later version: another hash, and unknown
- * fields.
- */
+/** Replies of a later version: another hash, and unknown fields. */
 function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChannel {
   const compatibility = {
     ...factorsOf(server.kind),
@@ -111,9 +98,7 @@ function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChan
   };
 }
 
-/**
- * A handshake of an unknown vLLM version, and a request that ends the listener of a vLLM worker.
- */
+/** An unknown vLLM version, and a request that ends vLLM's listener. */
 export function unexpectedInputSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -130,9 +115,7 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
         extra,
         sideChannel: asFutureVersion(server(), zmqSideChannel()),
       });
-      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), {
-        id: freshId(),
-      });
+      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
       const asked = requestOf(otherLegId(params.remote_request_id), RECORDED_TOKENS, params);
       return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
     };
@@ -154,7 +137,7 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
     await untilFreed(server(), before);
   });
 
-  // This test must be the last one: the server answers no handshake after it.
+  // The last one: the server answers no handshake after it.
   test("a handshake for an unknown rank ends vLLM's listener, while /health stays 200", async () => {
     const { url, sideChannelPort: port } = server();
     const sideChannel = zmqSideChannel();

@@ -1,7 +1,4 @@
-/**
- * Polls until `holds` returns true, for a state that a peer does not report. After the timeout it
- * throws an error that contains `what`.
- */
+/** For a state that a peer does not report. The error of a timeout contains `what`. */
 export async function until(
   holds: () => Promise<boolean> | boolean,
   what: string,
@@ -10,6 +7,42 @@ export async function until(
   const end = Date.now() + timeoutMs;
   while (!(await holds())) {
     if (Date.now() > end) throw new Error(`not within ${timeoutMs} ms: ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, everyMs));
+    await sleep(everyMs);
   }
+}
+
+export const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
+
+const ATTEMPTS = 3;
+
+/**
+ * Retries after a handshake timeout, and after no other error. On two busy cores a process may not
+ * run for the five seconds that vLLM allows.
+ */
+export async function retryAfterTimeout<T>(
+  work: () => Promise<T>,
+  timedOut: (error: unknown) => boolean,
+): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (attempt === ATTEMPTS || !timedOut(error)) throw error;
+      process.stderr.write("a handshake timed out on a busy machine: retrying\n");
+    }
+  }
+}
+
+/** Whether a handshake of these servers has timed out since the last call. */
+export function handshakeTimedOut(...servers: readonly { log(): string }[]): () => boolean {
+  const ends = servers.map((server) => server.log().length);
+  return () => {
+    const timedOut = servers.map((server, at) => {
+      const log = server.log();
+      const news = log.slice(ends[at]);
+      ends[at] = log.length;
+      return news.includes("zmq.error.Again");
+    });
+    return timedOut.includes(true);
+  };
 }

@@ -1,12 +1,12 @@
 import { execFile } from "node:child_process";
-import { createProxy } from "@kv/proxy";
 import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 import { plain } from "./completion.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { openProxy } from "./proxy-pair.js";
+import { vllmServers } from "./server.js";
 import { prompt } from "./tiny-peer.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
 
 // kv-peer verify against vLLM 0.33: a good pair behind kv-proxy and behind a plain proxy, pairs
 // that recompute or leak, and a pair on TCP within one host.
@@ -20,50 +20,36 @@ describe.each([
   { mode: "push", tls: "all", moved: "WRITTEN by P" },
   { mode: "pull", tls: "tcp,self", moved: "READ by D" },
 ] as const)("kv-peer verify: vLLM 0.33, $mode, UCX_TLS=$tls", ({ mode, tls, moved }) => {
-  let p: VllmServer | undefined;
-  let d: VllmServer | undefined;
-  const urls = () => ({ prefill: p?.url ?? "", decode: d?.url ?? "" });
+  const servers = vllmServers({
+    kind: { version: "0.33", mode },
+    blocks: BLOCKS,
+    leaseSeconds: LEASE_SECONDS,
+    env: { UCX_TLS: tls, UCX_NET_DEVICES: tls === "all" ? "all" : "lo", UCX_PROTO_INFO: "y" },
+  });
+  const urls = () => ({ prefill: servers.of("p").url, decode: servers.of("d").url });
   beforeAll(async () => {
-    const common = {
-      kind: { version: "0.33", mode } as const,
-      blocks: BLOCKS,
-      leaseSeconds: LEASE_SECONDS,
-      env: { UCX_TLS: tls, UCX_NET_DEVICES: tls === "all" ? "all" : "lo", UCX_PROTO_INFO: "y" },
-    };
-    const name = (role: string) => `verify-${mode}-${tls.slice(0, 3)}-${role}`;
-    [p, d] = await Promise.all([
-      startVllm({ name: name("p"), ...common }),
-      startVllm({ name: name("d"), ...common }),
-    ]);
-    const timeouts = [p, d].map(handshakeTimedOut);
-    // The pair's first handshake may take longer than vLLM allows on a busy machine.
+    const [p, d] = await Promise.all([servers.start("p"), servers.start("d")]);
     await proxied((url) =>
-      retryAfterTimeout(
-        () => plain(url, prompt(40), 1),
-        () => timeouts.map((timedOut) => timedOut()).includes(true),
-      ),
+      retryAfterTimeout(() => plain(url, prompt(40), 1), handshakeTimedOut(p, d)),
     );
   });
-  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(p, d)));
-  afterAll(() => Promise.all([p?.stop(), d?.stop()]));
 
-  async function proxied<T>(work: (url: string) => Promise<T>): Promise<T> {
-    const { prefill, decode } = urls();
-    const proxy = createProxy({ prefillers: [prefill], decoders: [decode], mode });
-    try {
-      return await work((await proxy.listen({ port: 0 })).url);
-    } finally {
-      await proxy.close({ graceMs: 0 });
-    }
-  }
-  async function through<T>(fault: FrontFault, work: (url: string) => Promise<T>): Promise<T> {
-    const front = await startFaultyFront(urls(), fault);
+  async function closing<T>(
+    front: { readonly url: string; close(): Promise<void> },
+    work: (url: string) => Promise<T>,
+  ): Promise<T> {
     try {
       return await work(front.url);
     } finally {
       await front.close();
     }
   }
+  async function proxied<T>(work: (url: string) => Promise<T>): Promise<T> {
+    const { prefill, decode } = urls();
+    return closing(await openProxy({ prefillers: [prefill], decoders: [decode], mode }), work);
+  }
+  const through = async <T>(fault: FrontFault, work: (url: string) => Promise<T>) =>
+    closing(await startFaultyFront(urls(), fault), work);
   function verify(front: string): Promise<{ code: number; stdout: string; verdict: string }> {
     const { prefill, decode } = urls();
     const args = ["verify", front, "--prefill", prefill, "--decode", decode, "--requests", "3"];

@@ -1,34 +1,28 @@
 import { afterEach, beforeAll, beforeEach, expect, test } from "vitest";
-import { complete, completionBody, decode, plain, prefill } from "./completion.js";
-import { freshId } from "./held-blocks.js";
-import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
-import { untilRepacks } from "./repacks.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
+import {
+  complete,
+  completionBody,
+  freshId,
+  handedOver,
+  plain,
+  prefill,
+  prefilled,
+} from "./completion.js";
+import { type OurPrefill, openOurPrefill, untilRepacks } from "./our-prefill.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/**
- * Our lease. Without heartbeats it expires long before the peer has room. A heartbeat adds two
- * thirds of it.
- */
+/** It expires long before the peer has room. A heartbeat adds two thirds of it. */
 const OUR_LEASE_SECONDS = 12;
 const TOKENS = prompt(100);
 const OUTPUT_TOKENS = 8;
-/**
- * A number of tokens that takes a minute or more to generate. `ONE_LONG_REQUEST` sets it as the
- * model's length.
- */
+/** So many tokens take a minute or more. */
 const LONG = 16_384;
-/**
- * The number of heartbeats to wait for. The peer sends one every sixth of its own lease of 15 s.
- */
+/** The peer sends one every sixth of its lease of 15 s. */
 const BEATS = 8;
 
-/**
- * Arguments of a server that computes one request at a time, of up to `LONG` tokens.
- * The tokens beyond the positions that the model was made for do not matter.
- */
+/** One request at a time, also beyond the positions that the model was made for. */
 export const ONE_LONG_REQUEST = [
   "--max-num-seqs",
   "1",
@@ -39,8 +33,8 @@ export const ONE_LONG_REQUEST = [
 ];
 
 /**
- * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a
- * request waits, a notification when a request is aborted, or nothing at all.
+ * What a vLLM D sends besides reads: heartbeats while a request waits, a notification when one is
+ * aborted, or nothing.
  */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
@@ -60,27 +54,17 @@ export function waitingSuite(server: () => VllmServer): void {
   });
   afterEach(async () => {
     busy.abort();
-    await ours?.instance.close();
+    await ours?.close();
   });
 
-  /**
-   * Pairs with the peer before it is busy, so that a waiting request does not also wait for a
-   * handshake.
-   */
-  function paired(): Promise<unknown> {
-    return retryAfterTimeout(async () => {
-      const id = freshId();
-      const params = await prefill(ours.url, TOKENS, { id });
-      await decode(server().url, TOKENS, 1, params, { id, salt: id });
-      await until(() => ours.held() === 0, "the blocks are freed");
-      logged.length = 0;
-    }, handshakeTimedOut(server()));
+  /** Else a waiting request also waits for a handshake. */
+  async function paired(): Promise<void> {
+    await handedOver(ours.url, server(), TOKENS, 1);
+    await until(() => ours.held() === 0, "the blocks are freed");
+    logged.length = 0;
   }
 
-  /**
-   * Gives the peer a request that runs until it is aborted. The peer computes one request at a
-   * time.
-   */
+  /** The peer computes one request at a time, this one until it is aborted. */
   async function keepBusy(): Promise<void> {
     const running = () => server().metric("vllm:num_requests_running");
     await until(async () => (await running()) === 0, "the peer has nothing to do");
@@ -95,9 +79,8 @@ export function waitingSuite(server: () => VllmServer): void {
   test("request waits at D beyond our lease: heartbeats keep our blocks", async () => {
     await paired();
     await keepBusy();
-    const id = freshId();
-    const params = await prefill(ours.url, TOKENS, { id });
-    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
+    const leg = await prefilled(ours.url, server().url, TOKENS);
+    const answer = leg.decode(OUTPUT_TOKENS);
     await until(() => beats().length >= BEATS, "heartbeats have come", { timeoutMs: 120_000 });
     expect(logged).not.toContain("lease-expired");
     expect(ours.held()).toBe(4);
@@ -109,14 +92,9 @@ export function waitingSuite(server: () => VllmServer): void {
 
   test("client aborts while its request waits at D: our blocks are freed; in pull by a notification, before the lease expires", async () => {
     await keepBusy();
-    const id = freshId();
-    const params = await prefill(ours.url, TOKENS, { id });
+    const { params, decode } = await prefilled(ours.url, server().url, TOKENS);
     const client = new AbortController();
-    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, {
-      id,
-      salt: id,
-      signal: client.signal,
-    });
+    const answer = decode(OUTPUT_TOKENS, { signal: client.signal });
     await until(() => beats().length > 0, "the peer knows the request");
     client.abort();
     await expect(answer).rejects.toThrow();

@@ -64,7 +64,7 @@ export function neuronRanks(options: {
 
   return {
     caches: ranks.map(({ caches }) => caches),
-    compute(prompt, blockIds, from, until) {
+    compute({ prompt, blockIds, from, until }) {
       for (const rank of ranks) {
         for (const layer of layers) {
           const packed = new Uint8Array(blockIds.length * blockBytes(rank.share));
@@ -79,24 +79,25 @@ export function neuronRanks(options: {
         }
       }
     },
-    firstWrong(prompt, blockIds, numTokens, received) {
+    firstWrong({ prompt, blockIds, until: numTokens }, tailZeroed) {
       for (const [tpRank, rank] of ranks.entries()) {
         for (const layer of layers) {
           const packed = new Uint8Array(blockIds.length * blockBytes(rank.share));
           const until = Math.ceil(numTokens / rank.share.blockSize) * rank.share.blockSize;
           exchange(rank, layer, packed, { blockIds, from: 0, until, toDevice: false });
           const at = { layer, prompt, blockIds: inOrder(blockIds), from: 0, until: numTokens };
-          const token = firstWrongToken(packed, rank.share, at, received);
+          const token = firstWrongToken(packed, rank.share, at, tailZeroed);
           if (token !== undefined)
             return `rank ${tpRank}, layer ${layer}, token ${token} of ${numTokens}`;
         }
       }
       return undefined;
     },
-    poison(blockId) {
+    poison(_, blockId) {
       for (const bytes of planes(blockId)) bytes.fill(POISON);
     },
-    poisoned: (blockId) => planes(blockId).every((bytes) => bytes.every((byte) => byte === POISON)),
+    poisoned: (_, blockId) =>
+      planes(blockId).every((bytes) => bytes.every((byte) => byte === POISON)),
     close() {
       void device.close();
     },

@@ -1,8 +1,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { playScene } from "@kv/testing/isolation/isolation-scene";
-import { sceneArbitrary } from "@kv/testing/isolation/scene-arbitrary";
+import { playScene, sceneArbitrary } from "@kv/testing/isolation/isolation-scene";
 import { isLongRun } from "@kv/testing/long-run";
 import fc from "fast-check";
 import { afterAll, describe, expect, it } from "vitest";

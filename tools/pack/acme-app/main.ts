@@ -66,7 +66,6 @@ interface Engine {
    * scheduler.
    */
   step(): { received: readonly string[]; sent: readonly string[] };
-  /** Resolves when the worker has new output. */
   progress(): Promise<void>;
   close(): Promise<void>;
 }

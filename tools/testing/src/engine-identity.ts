@@ -1,6 +1,5 @@
 import type { EngineIdentity, ModelIdentity } from "@kv/interface";
 
-/** Identity of a test engine, for tests where only its name and sizes matter. */
 export const engineIdentity = (
   engineId: string,
   {

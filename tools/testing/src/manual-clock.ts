@@ -1,9 +1,6 @@
 import type { Clock } from "@kv/interface";
 
-/**
- * A clock that moves only when `advance` is called; timers fire in order of their time. For unit
- * tests.
- */
+/** Moves only when `advance` is called. Timers fire in the order of their time. */
 export function manualClock(startMs = 0): Clock & { advance(ms: number): void; pending(): number } {
   let nowMs = startMs;
   let order = 0;

@@ -6,10 +6,7 @@ import { build, type Plugin } from "esbuild";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
 
-/**
- * Path of a program as it is built: `kv-proxy`, or `demo`. The set-up of every test run builds it
- * from the sources.
- */
+/** Path of a program as the set-up of every test run builds it: `kv-proxy`, or `demo`. */
 export function builtProgram(name: string): string {
   if (name === "demo") return join(root, "apps/demo/dist/main.js");
   const folder = join(root, "packages", name === "kv-plan" ? name : name.replace(/^kv-/, ""));
@@ -19,10 +16,7 @@ export function builtProgram(name: string): string {
   return join(folder, bin[name] ?? "");
 }
 
-/**
- * Keeps the place of each source but the first, relative to which it finds files. The first one may
- * start itself again.
- */
+/** Keeps the place of each source but the first, which may start itself again. */
 const sourceUrls = (entry: string): Plugin => ({
   name: "source-urls",
   setup({ onLoad }) {
@@ -42,9 +36,8 @@ const sourceUrls = (entry: string): Plugin => ({
 const bundles = new Map<string, Promise<string>>();
 
 /**
- * Bundles a TypeScript file with the sources that it imports, and returns the path of the result:
- * `node` starts it in a fifth of the time that tsx takes. `code` is run in place of what the file
- * contains.
+ * Bundles a TypeScript file, and returns the path of the result: `node` starts it in a fifth of the
+ * time that tsx takes. `code` is run in place of what the file contains.
  */
 export function bundled(file: string, code?: string): Promise<string> {
   const key = `${file} ${code ?? ""}`;

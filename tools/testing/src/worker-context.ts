@@ -42,8 +42,7 @@ export function testRank(change: Partial<RankGeometry> = {}, heads = 4): RankGeo
 }
 
 /**
- * An agent that prepares lists and knows remote agents, and moves nothing. Its remote agents are
- * named after the first byte of their metadata.
+ * Prepares lists and moves nothing. Remote agents have the first byte of their metadata as name.
  */
 export function listAgent(change: Partial<Agent> = {}): Agent {
   return {
@@ -54,29 +53,26 @@ export function listAgent(change: Partial<Agent> = {}): Agent {
   } as Partial<Agent> as Agent;
 }
 
-/** What a worker has, and what the other engine answers. */
 export interface TestContextOptions {
   readonly agent: Agent;
   readonly local: RankGeometry;
   readonly model?: ModelGeometry;
-  /** The ranks of the remote engine that are asked. `testRanks` has those of one geometry. */
+  /** The remote engine's ranks that are asked; see `testRanks`. */
   remote(
     tpRanks: readonly number[],
     address: OpenEngine["address"],
   ): readonly RemoteRank[] | Promise<readonly RemoteRank[]>;
-  /** What else the remote engine answers. */
   readonly answer?: Pick<OpenEngine, "registrationGeneration" | "fingerprint">;
   /** The remote engine's process; undefined: vLLM's. */
   readonly incarnation?: string | undefined;
   readonly features?: readonly string[];
   readonly clock?: Clock;
-  /** `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
   readonly prefixCaching?: boolean | undefined;
   readonly enablePermuteLocalKv?: boolean;
 }
 
-/** Ranks of a remote engine, as a handshake gives them. */
+/** As a handshake gives them. */
 export const testRanks =
   (geometryOf: (tpRank: number) => RankGeometry) =>
   (tpRanks: readonly number[]): readonly RemoteRank[] =>
@@ -86,10 +82,7 @@ export const testRanks =
       agentMetadata: new Uint8Array([tpRank]),
     }));
 
-/**
- * The context of engine `p`'s worker, whose handshakes find the given ranks. It has no side channel
- * and no caches.
- */
+/** Of engine `p`'s worker, without a side channel and caches. */
 export function testContext(options: TestContextOptions): WorkerContext {
   const {
     agent,

@@ -1,10 +1,10 @@
-import { type Clock, KvError, type KvTransferParams } from "@kv/interface";
+import type { Clock, KvTransferParams } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 import { coordinatesOf } from "../simulator/sim-engine.js";
 import type { SimRequest } from "../simulator/sim-options.js";
 import type { FaultEngine } from "./fault-fixture.js";
+import type { Seat, Seats } from "./seats.js";
 
-/** The times of a fault run. */
 export interface FaultTimes {
   readonly leaseMs: number;
   readonly requestTimeoutMs: number;
@@ -13,36 +13,25 @@ export interface FaultTimes {
    * plus the time that a failed transfer can still write to memory, plus a few steps.
    */
   readonly deadlineMs: number;
-  /** Longer than a lease: a message delayed this long arrives after the lease has ended. */
+  /** Longer than a lease: so late a message arrives after it has ended. */
   readonly longMs: number;
-}
-
-interface FaultSeat {
-  readonly engine: FaultEngine;
-  readonly blockSize: number;
-}
-
-/** The engines of one side: prefill or decode. */
-export interface FaultSeats {
-  /**
-   * Returns a random running engine, as a proxy that knows which engines run. Waits when no engine
-   * runs.
-   */
-  living(random: SeededRandom): Promise<FaultSeat>;
 }
 
 export interface FaultClientOptions {
   readonly clock: Clock;
   readonly times: FaultTimes;
-  readonly prefills: FaultSeats;
-  readonly decodes: FaultSeats;
-  /** See `FaultRunOptions`. */
+  readonly seats: Seats;
+  readonly prefills: readonly Seat[];
+  readonly decodes: readonly Seat[];
   readonly atOnce: number;
   readonly plainProducers: boolean;
-  violation(what: string): void;
 }
 
-/** The end of a request id as vLLM makes it: eight hexadecimal digits. */
+interface Living {
+  readonly engine: FaultEngine;
+  readonly blockSize: number;
+}
+
 export function idSuffix(random: SeededRandom): string {
   return random
     .integer(2 ** 32)
@@ -50,42 +39,42 @@ export function idSuffix(random: SeededRandom): string {
     .padStart(8, "0");
 }
 
-/**
- * A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends
- * some of them twice. Returns what runs request `n`, and resolves to "ok", or to the code of the
- * typed error.
- */
+/** Sends requests, aborts them at any moment, retries them, and sends some of them twice. */
 export function createFaultClient(
   options: FaultClientOptions,
 ): (n: number, random: SeededRandom) => Promise<string> {
-  const { clock, times, prefills, decodes, atOnce, plainProducers, violation } = options;
+  const { clock, times, seats, prefills, decodes, atOnce, plainProducers } = options;
   const { longMs, deadlineMs } = times;
-  const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
+  const { sleep } = seats;
 
-  /**
-   * Runs the prefill, delays the parameters, and runs the decode. Sometimes aborts, or retries with
-   * the same parameters.
-   */
+  /** A random engine that runs, as a proxy knows it. Waits while none runs. */
+  async function living(places: readonly Seat[], random: SeededRandom): Promise<Living> {
+    for (;;) {
+      const up = places.flatMap(({ engine, blockSize }) => (engine ? { engine, blockSize } : []));
+      const one = up.length === 0 ? undefined : up[random.integer(up.length)];
+      if (one !== undefined) return one;
+      await sleep(100);
+    }
+  }
+
+  /** Prefill, a delay, and decode. Sometimes aborts, or retries with the same parameters. */
   async function one(n: number, random: SeededRandom): Promise<string> {
-    const request: SimRequest = {
-      requestId: `r${n}`,
-      prompt: n,
-      numTokens: 1 + random.integer(80),
-    };
-    const { engine: prefill } = await prefills.living(random);
+    const request = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
+    const { engine: prefill } = await living(prefills, random);
     if (atOnce > 0 && random.next() < atOnce) return bothLegs(n, prefill, request, random);
-    const params = await within(
-      prefill.prefill(request),
+    const work = prefill.prefill(request);
+    const prefilled = await within(
+      work,
       () => prefill.abort(request.requestId),
       random.next() < 0.03 ? random.next() * 20 : 30_000,
     );
-    if (typeof params === "string") return params;
+    if (prefilled !== "ok") return prefilled;
+    const params = await work;
     await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
     // A vLLM P frees the blocks with the first engine that has read them: only requests of one D
     // may share them.
-    const at = plainProducers ? await decodes.living(random) : undefined;
+    const at = plainProducers ? await living(decodes, random) : undefined;
     if (random.next() < 0.02) {
-      // Two decode requests receive the parameters of the same blocks at the same time.
       const [, outcome] = await Promise.all([
         decode(request, params, `t${n}`, random, at),
         decode(request, params, `d${n}`, random, at),
@@ -99,10 +88,7 @@ export function createFaultClient(
     return outcome === "ok" ? outcome : again;
   }
 
-  /**
-   * Starts both legs at once, or one up to 50 ms before the other. Either leg may be aborted at any
-   * moment.
-   */
+  /** Starts both legs at once, or one up to 50 ms before the other. Either may be aborted. */
   async function bothLegs(
     n: number,
     prefill: FaultEngine,
@@ -134,46 +120,34 @@ export function createFaultClient(
     params: KvTransferParams,
     requestId: string,
     random: SeededRandom,
-    at?: FaultSeat,
+    at?: Living,
   ): Promise<string> {
-    const { engine, blockSize } = at ?? (await decodes.living(random));
+    const { engine, blockSize } = at ?? (await living(decodes, random));
     const hit = random.next() < 0.3 ? random.integer(4) * blockSize : 0;
     const startedMs = clock.now();
     const abortMs = random.next() < 0.06 ? random.next() ** 3 * 8000 : deadlineMs + 60_000;
+    const cachedTokens = Math.min(hit, request.numTokens);
     const outcome = await within(
-      engine.decode({
-        ...request,
-        requestId,
-        params,
-        cachedTokens: Math.min(hit, request.numTokens),
-      }),
+      engine.decode({ ...request, requestId, params, cachedTokens }),
       () => engine.abort(requestId),
       abortMs,
     );
     const tookMs = clock.now() - startedMs;
-    // The request may first have waited for free blocks, while other requests held theirs until
-    // their own deadlines.
-    if (tookMs > 3 * deadlineMs) violation(`request ${requestId} ended only after ${tookMs} ms`);
-    return typeof outcome === "string" ? outcome : "ok";
+    // It may first have waited for blocks that others held until their own deadlines.
+    if (tookMs > 3 * deadlineMs)
+      seats.violation(`request ${requestId} ended only after ${tookMs} ms`);
+    return outcome;
   }
 
-  /**
-   * Returns the result of `work`, or the code of its typed error. Calls `abort` after `abortMs`.
-   */
-  async function within<T>(
-    work: Promise<T>,
+  async function within(
+    work: Promise<unknown>,
     abort: () => void,
     abortMs: number,
-  ): Promise<T | string> {
+  ): Promise<string> {
     const timer = clock.setTimer(abort, abortMs);
-    try {
-      return (await work) ?? ("ok" as never);
-    } catch (error) {
-      if (!KvError.is(error)) violation(`an error without a code: ${String(error)}`);
-      return KvError.is(error) ? error.code : "untyped";
-    } finally {
-      timer.cancel();
-    }
+    const outcome = await seats.outcomeOf(work);
+    timer.cancel();
+    return outcome;
   }
 
   return one;

@@ -2,31 +2,22 @@ import type { Clock } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 
 /** Decides when engines of a fault run die. */
-export interface Deaths {
-  /**
-   * Called before a client takes its next request. While an engine is dead, returns a promise to
-   * wait for if too many were taken.
-   */
-  mayTake(taken: number): Promise<void> | undefined;
-  /** Waits until the next death. */
+interface Deaths {
+  /** Before a client takes its next request: waits if it must not take more now. */
+  mayTake(taken: number): Promise<void> | void;
   next(random: SeededRandom): Promise<void>;
-  /** Waits from a death to the restart. */
   mourn(random: SeededRandom): Promise<void>;
-  /** Called when the successor of a dead engine has started. */
   over(): void;
-  /** Called when no client takes requests any more. `next` then resolves, and no engine dies. */
+  /** No client takes requests any more: `next` resolves, and no engine dies. */
   end(): void;
   readonly ended: boolean;
 }
 
-/**
- * An engine dies every 2 to 10 s of a virtual clock, so the deaths are the same in each run with
- * the same seed.
- */
+/** An engine dies every 2 to 10 s of a virtual clock: at the same times with the same seed. */
 export function deathsByTime(clock: Clock): Deaths {
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
   return {
-    mayTake: () => undefined,
+    mayTake() {},
     next: (random) => sleep(2000 + random.next() * 8000),
     mourn: (random) => sleep(random.next() * 1500),
     over() {},
@@ -36,9 +27,8 @@ export function deathsByTime(clock: Clock): Deaths {
 }
 
 /**
- * An engine dies each time that clients have taken `every` more requests. Clients take at most half
- * as many more before the successor has started. The number of deaths is therefore the same on any
- * machine.
+ * An engine dies each time that clients have taken `every` more requests. They take at most half as
+ * many more before its successor has started: the number of deaths is the same on any machine.
  */
 export function deathsByRequests(every: number): Deaths {
   let point = every;
@@ -50,8 +40,7 @@ export function deathsByRequests(every: number): Deaths {
     mayTake(now) {
       taken = now;
       if (taken >= point) wake?.();
-      if (taken < point + every / 2) return undefined;
-      return new Promise((resolve) => void waiting.push(resolve));
+      if (taken >= point + every / 2) return new Promise((resolve) => void waiting.push(resolve));
     },
     async next() {
       if (taken < point && !ended) await new Promise<void>((resolve) => (wake = resolve));

@@ -1,51 +1,102 @@
-import type { Clock, ConnectorModule, KvTransferParams } from "@kv/interface";
-import type { SeededRandom } from "@kv/transport-memory";
-import type { SimRequest } from "../simulator/sim-options.js";
+import type { Clock, ConnectorModule, Transport } from "@kv/interface";
+import {
+  type FaultRule,
+  memoryNetwork,
+  type SeededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
+import { createSimEngine } from "../simulator/sim-engine.js";
+import type {
+  SimDevice,
+  SimDeviceAround,
+  SimEngine,
+  SimEngineOptions,
+} from "../simulator/sim-options.js";
+import type { Sabotage } from "./sabotage.js";
+
+type Counts = Readonly<Record<string, number>>;
 
 /** An engine of a fault run, in this process or elsewhere. */
-export interface FaultEngine {
-  readonly engineId: string;
-  readonly tpSize: number;
-  readonly address: { readonly host: string; readonly port: number };
-  prefill(request: SimRequest): Promise<KvTransferParams>;
-  decode(
-    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
-  ): Promise<unknown>;
-  abort(requestId: string): void;
-  outstanding(): Readonly<Record<string, number>> | Promise<Readonly<Record<string, number>>>;
-  kill(): Promise<void>;
-  close(): Promise<void>;
+export interface FaultEngine
+  extends Pick<
+    SimEngine,
+    "engineId" | "tpSize" | "address" | "prefill" | "abort" | "kill" | "close"
+  > {
+  decode(...request: Parameters<SimEngine["decode"]>): Promise<unknown>;
+  outstanding(): Counts | Promise<Counts>;
 }
 
-/** Options for the start of one engine. */
-export interface FaultEngineOrder {
-  readonly hostName: string;
-  readonly engineId: string;
-  readonly tpSize: number;
-  readonly blockSize: number;
+export interface FaultEngineOrder
+  extends Pick<
+    SimEngineOptions,
+    "hostName" | "engineId" | "tpSize" | "blockSize" | "numBlocks" | "violation"
+  > {
   readonly skewMs: number;
-  readonly numBlocks: number;
   readonly layerwise: boolean;
   readonly extra: Readonly<Record<string, unknown>>;
   readonly receiveDeadlineMs: number;
   readonly loadFailurePolicy: "fail" | "recompute";
   readonly connector?: ConnectorModule;
-  violation(what: string): void;
 }
 
-/**
- * Environment of a fault run: it starts the engines, and provides the transport, the clock, and the
- * injected faults.
- */
+/** What differs between runs in this process and over real transports. */
 export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
-  /** Waits until the work is done. With a virtual clock, advances the clock. */
+  /** With a virtual clock, advances it until the work is done. */
   settle<T>(work: Promise<T>): Promise<T>;
-  /** Waits until these engines should hold nothing, because every lease has ended. */
+  /** Waits until every lease of these engines has ended. */
   waitUntilIdle(engines: readonly FaultEngine[]): Promise<void>;
-  /** Called after all engines are closed. Returns the counts of what is still held. */
-  countHeld(): Promise<Readonly<Record<string, number>>>;
-  /** Number of faults so far, by kind. */
-  faultCounts(): Readonly<Record<string, number>>;
+  countHeld(): Promise<Counts>;
+  faultCounts(): Counts;
+}
+
+export interface MemoryFixtureOptions {
+  readonly rules?: readonly FaultRule[];
+  /**
+   * The producers speak only vLLM's protocol. A consumer then knows only from the time whether the
+   * blocks were kept. Parameters are used once, and a restarted producer has another engine id, as
+   * in vLLM.
+   */
+  readonly plainProducers?: boolean;
+  readonly sabotage?: Sabotage;
+  readonly wrapTransport?: (transport: Transport) => Transport;
+  /** Returns the accelerator of an engine, or undefined for an engine without one. */
+  readonly device?: (around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined;
+}
+
+const REST_MS = 30_000;
+
+/** The memory transport in virtual time. The same seed gives the same run. */
+export function memoryFixture(
+  networkRandom: SeededRandom,
+  { rules = [], plainProducers = false, sabotage, wrapTransport, device }: MemoryFixtureOptions,
+): FaultFixture {
+  const clock = virtualClock();
+  const network = memoryNetwork({
+    clock,
+    random: networkRandom,
+    latency: { latencyMs: 1, jitterMs: 3, minPieces: 3, lingerMs: 6 },
+    faults: rules,
+  });
+  return {
+    clock,
+    start: ({ layerwise, ...order }, random) =>
+      createSimEngine({
+        network,
+        ...order,
+        reportsLayers: layerwise,
+        plain: plainProducers,
+        sabotage,
+        wrapTransport,
+        device: device && ((around) => device(around, random.fork("device"))),
+      }),
+    settle: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),
+    waitUntilIdle: () => clock.advance(REST_MS),
+    async countHeld() {
+      await clock.advance(10_000);
+      return { ...network.outstanding(), timers: clock.pendingTimers };
+    },
+    faultCounts: () => network.faultCounts() as Record<string, number>,
+  };
 }

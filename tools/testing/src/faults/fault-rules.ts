@@ -1,14 +1,9 @@
 import type { FaultRule } from "@kv/transport-memory";
 
-/**
- * Longer than a lease of the fault run: a message delayed this long arrives after the lease has
- * ended.
- */
+/** Longer than a lease of the fault run. */
 export const LONG_MS = 9000;
 
-/**
- * Every kind of fault, on every operation that can have it. About one request in eight has a fault.
- */
+/** Every fault, on every operation that can have it: about one request in eight has one. */
 export const FAULT_RULES: readonly FaultRule[] = [
   { fault: "drop", operation: "READ", probability: 0.004 },
   { fault: "fail", operation: "READ", probability: 0.01 },
@@ -31,17 +26,14 @@ export const FAULT_RULES: readonly FaultRule[] = [
 ];
 
 /**
- * Faults for a pair whose consumer cannot ask the producer about a lease. The consumer assumes that
- * a vLLM producer receives every heartbeat that the transport accepted. If a heartbeat can be lost
- * or late, the consumer cannot know until when the producer keeps the blocks. These rules therefore
- * leave out such faults.
+ * For a consumer that cannot ask the producer about a lease. It assumes that a vLLM producer gets
+ * every heartbeat that the transport accepted: none may be lost or late.
  */
 export const PLAIN_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.filter(
   ({ fault, operation, delayMs = 0 }) =>
     operation !== "NOTIFY" || (fault === "delay" && delayMs < 1000) || fault === "fail",
 ).filter(({ fault }) => fault !== "disconnect");
 
-/** The same faults for push, whose transfers are WRITEs. */
 export const PUSH_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.map((rule) =>
   rule.operation === "READ" ? { ...rule, operation: "WRITE" } : rule,
 );

@@ -7,11 +7,10 @@ import {
 } from "@kv/protocol";
 
 /**
- * Rules that a connector must keep, broken from outside. The fault run must detect each of them;
- * otherwise it proves nothing. release-early: the connector treats memory as free as soon as a
- * transfer has failed. trust-stale: every lease reply says that the producer holds the blocks.
- * wrong-clock: the clock in a producer's handshake reply is one hour slow, so that no lease seems
- * to end.
+ * Rules that a connector must keep, broken from outside: the fault run must detect each.
+ * release-early: memory is free as soon as a transfer has failed. trust-stale: every lease reply
+ * says that the producer holds the blocks. wrong-clock: a producer's clock is one hour slow, so
+ * that no lease seems to end.
  */
 export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
 
@@ -25,15 +24,11 @@ export function sabotagedTransport(
   return releasing(transport, (done) => done.then(ignore, ignore));
 }
 
-/**
- * A transport that never reports that a transfer's memory is released. The `close` of its agents
- * still ends the transfers.
- */
+/** Never reports that a transfer's memory is released. `close` still ends the transfers. */
 export function neverReleasing(transport: Transport): Transport {
   return releasing(transport, () => new Promise(() => {}));
 }
 
-/** A transport whose transfers tell the release of their memory by their end. */
 function releasing(
   transport: Transport,
   releasedOf: (done: Promise<unknown>) => Promise<void>,

@@ -2,8 +2,7 @@ import { cpuPlatform } from "@kv/connector";
 import type { Clock, KvCacheRegion, KvCaches, Platform, StagedBlocks } from "@kv/interface";
 
 /**
- * A platform with host staging: block by block as they are, each copy after up to `maxMs`
- * milliseconds. `next` returns numbers in [0, 1).
+ * Host staging that copies block by block, each within `maxMs`. `next` returns numbers in [0, 1).
  */
 export function copyPlatform({
   clock,

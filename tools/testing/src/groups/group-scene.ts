@@ -1,47 +1,44 @@
-import type { ConnectorModule, KvCacheConfig, KvCacheGroup } from "@kv/interface";
-import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
+import { staged } from "@kv/connector";
+import type { ConnectorModule, KvCacheConfig } from "@kv/interface";
+import { seededRandom } from "@kv/transport-memory";
 import fc from "fast-check";
+import { createScenario } from "../scenarios/scenario.js";
 import { simConfig } from "../simulator/sim-config.js";
-import { coordinatesOf } from "../simulator/sim-engine.js";
+import { coordinatesOf, type SimEngine } from "../simulator/sim-engine.js";
 import { stateSpaceOf } from "../simulator/sim-ranks.js";
-import { createGroupEngine, type GroupEngine } from "./group-engine.js";
+import { copyPlatform } from "./copy-platform.js";
 
-/** A group of a scene. */
 interface SceneGroup {
-  /** Tokens in a block. */
   readonly blockTokens: 16 | 32 | 64;
   /** Of a sliding window; undefined for full attention. */
   readonly windowTokens: number | undefined;
   readonly layers: number;
-  /** KV heads of the whole model in the group's layers. Default: the scene's model's. */
+  /** Of the whole model. Default: the scene's. */
   readonly kvHeads?: number | undefined;
-  /** Whether peers exchange the group's blocks. Default true. */
+  /** Default true. */
   readonly isTransferred?: boolean | undefined;
-  /** A recurrent state, of which D's prefix cache keeps nothing. Default: attention. */
+  /** A recurrent state, of which D's prefix cache keeps nothing. */
   readonly isState?: boolean | undefined;
-  /** D's prefix cache has lost the group's blocks. Default false. */
+  /** D's prefix cache has lost its blocks. */
   readonly isEvicted?: boolean | undefined;
 }
 
 interface SceneRequest {
   readonly numTokens: number;
   /** Blocks of 16 tokens that D has already. */
-  readonly hitBlocks: number;
-  /** The same for P. */
-  readonly prefillHitBlocks: number;
+  readonly hitBlocks?: number;
+  readonly prefillHitBlocks?: number;
   /** Push: D registers its blocks before P computes. */
-  readonly isEarly: boolean;
-  /** Pull: P reads the turn back for the next one. Default: there is no next turn. */
+  readonly isEarly?: boolean;
+  /** Pull: P reads the turn back for the next one. */
   readonly next?: SceneTurn | undefined;
 }
 
-/** What a second turn adds to the first one. */
 interface SceneTurn {
-  /** Tokens that D generates in the first turn. */
+  /** Of D, in the first turn. */
   readonly outputTokens: number;
-  /** Tokens of the second turn's prompt after those. */
+  /** Of the second turn's prompt, after those. */
   readonly newTokens: number;
-  /** Blocks of 16 tokens that P still has. */
   readonly hitBlocks: number;
 }
 
@@ -54,7 +51,6 @@ export interface GroupScene {
   readonly decodeTimes: 1 | 2;
   readonly requests: readonly SceneRequest[];
   readonly seed: number;
-  /** As `KvCacheConfig.cacheDtype`. Default "auto". */
   readonly cacheDtype?: string | undefined;
 }
 
@@ -70,10 +66,6 @@ const group: fc.Arbitrary<SceneGroup> = fc.record({
   isTransferred: fc.constantFrom(true, true, true, false),
 });
 
-/**
- * Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and
- * prompts.
- */
 export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   groups: fc
     .array(group, { minLength: 1, maxLength: 3 })
@@ -121,24 +113,14 @@ function configOf(
   return {
     ...simConfig(BLOCK_TOKENS * times),
     groups: groups.map(
-      ({
-        blockTokens,
-        windowTokens,
-        layers: count,
-        kvHeads,
-        isTransferred,
-        isState,
-      }): KvCacheGroup => {
-        const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
-        return {
-          kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
-          layerNames,
-          slidingWindowTokens: windowTokens,
-          ...(kvHeads === undefined ? {} : { numKvHeads: kvHeads }),
-          ...(isTransferred === false ? { enableKvTransfer: false } : {}),
-          ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
-        };
-      },
+      ({ blockTokens, windowTokens, layers: count, kvHeads, isTransferred, isState }) => ({
+        kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
+        layerNames: Array.from({ length: count }, () => `layers.${layers++}`),
+        slidingWindowTokens: windowTokens,
+        ...(kvHeads === undefined ? {} : { numKvHeads: kvHeads }),
+        ...(isTransferred === false ? { enableKvTransfer: false } : {}),
+        ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
+      }),
     ),
     numHiddenLayers: layers,
     cacheDtype,
@@ -147,111 +129,81 @@ function configOf(
 }
 
 /**
- * Plays a scene in virtual time, and returns what must not happen: bytes at D that are not the
- * prompt's, a request that fails, a write to a block that nobody has, and what is held in the end.
- * `isPush`: D may register its blocks before P has computed them.
+ * Plays a scene in virtual time, and returns what must not happen. `isPush`: D may register its
+ * blocks before P has computed them.
  */
 export async function playGroupScene(
   scene: GroupScene,
   { connector, isPush }: { readonly connector: ConnectorModule; readonly isPush: boolean },
 ): Promise<readonly string[]> {
-  const clock = virtualClock();
   const random = seededRandom(scene.seed);
-  const network = memoryNetwork({
-    clock,
-    random,
-    latency: { latencyMs: 1, jitterMs: 3, minPieces: 2 },
-  });
-  const violations: string[] = [];
-  // Room for two of the longest prompts, so that requests wait. A D that registers early holds its
-  // room until P has had room too: it needs room for all of them, or one waits at D for another
-  // that waits at P for the first.
+  const play = createScenario({ connector, random, jitterMs: 3 });
   const readsBack = scene.requests.some(({ next }) => next !== undefined);
   const engine = (hostName: string, side: 0 | 1) => {
-    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
-    // The same where a D keeps a turn until P has had room for the next one.
-    const room = readsBack
-      ? 4 * MAX_REQUESTS * MAX_BLOCKS
-      : (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
-    return createGroupEngine({
-      network,
-      hostName,
-      config,
-      numBlocks: room,
-      connector,
-      random: random.fork(hostName),
+    const cache = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
+    // Two of the longest prompts, so that requests wait. A D that registers early, and one that
+    // keeps a turn, hold their room until P has had room too: else each waits for the other.
+    const prompts = readsBack ? 4 * MAX_REQUESTS : isPush && side === 1 ? MAX_REQUESTS : 2;
+    const numBlocks = prompts * MAX_BLOCKS;
+    const chunks = random.fork(hostName);
+    const poolBlocks = 1 + numBlocks * cache.groups.length;
+    return play.engine(hostName, {
+      cache,
+      numBlocks,
+      chunks,
       tpSize: scene.tp[side],
       extra: readsBack
         ? { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 0.9 }
         : {},
-      poolBlocks: scene.isStaged[side] ? 1 + room * config.groups.length : undefined,
-      violation: (what) => void violations.push(what),
+      device: scene.isStaged[side]
+        ? ({ connector: inner, clock }) => {
+            const platform = copyPlatform({ clock, next: () => chunks.next(), maxMs: 4 });
+            return { connector: staged(inner, { platform, poolBlocks }) };
+          }
+        : undefined,
     });
   };
-  const [prefill, decode] = [await engine("p", 0), await engine("d", 1)];
-  let isOver = false;
-  const run = async (each: GroupEngine): Promise<void> => {
-    while (!isOver) {
-      await each.step();
-      await new Promise<void>((resolve) => void clock.setTimer(resolve, 1 + random.integer(3)));
-    }
-  };
-  const running = [run(prefill), run(decode)];
-  const work = scene.requests.map((request, index) =>
-    handOver(request, index, scene, { prefill, decode, isPush }),
-  );
-  await clock.settle(Promise.all(work));
-  await clock.advance(1000);
-  isOver = true;
-  await clock.settle(Promise.all(running));
-  for (const each of [prefill, decode]) {
-    for (const [name, count] of Object.entries(each.outstanding()))
-      if (count !== 0) violations.push(`${each.engineId}: ${count} ${name} are left`);
-  }
-  await clock.settle(Promise.all([prefill.close(), decode.close()]));
-  return violations;
+  const pair = { prefill: await engine("p", 0), decode: await engine("d", 1), isPush };
+  const work = scene.requests.map((request, index) => handOver(request, index, scene, pair));
+  await play.clock.settle(Promise.all(work)).catch((error: unknown) => {
+    play.violations.push(String(error));
+  });
+  return play.close(1000);
 }
 
 async function handOver(
-  { numTokens, hitBlocks, prefillHitBlocks, isEarly, next }: SceneRequest,
+  { numTokens, hitBlocks = 0, prefillHitBlocks = 0, isEarly, next }: SceneRequest,
   index: number,
   { groups }: GroupScene,
-  { prefill, decode, isPush }: { prefill: GroupEngine; decode: GroupEngine; isPush: boolean },
+  { prefill, decode, isPush }: { prefill: SimEngine; decode: SimEngine; isPush: boolean },
 ): Promise<void> {
   // A hit of a whole prompt is taken for one token less.
   const hit = (blocks: number) =>
     Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
-  const prompt = index + 1;
   const id = (side: string) => `cmpl-r${index}-0-0000${side}`;
-  const produced = {
-    requestId: id("aaaa"),
-    prompt,
-    numTokens,
-    cachedTokens: hit(prefillHitBlocks),
-  };
+  const turn = { prompt: index + 1, numTokens };
+  const produced = { ...turn, requestId: id("aaaa"), cachedTokens: hit(prefillHitBlocks) };
   const cachedTokens = hit(hitBlocks);
-  const differs = groups.some(({ isState, isEvicted }) => isState === true || isEvicted === true);
-  const cachedByGroup = groups.map(({ isState, isEvicted }) =>
-    isState || isEvicted ? 0 : cachedTokens,
-  );
+  const lacks = groups.map(({ isState, isEvicted }) => isState === true || isEvicted === true);
   const consumed = {
+    ...turn,
     requestId: id("bbbb"),
-    prompt,
-    numTokens,
     cachedTokens,
-    ...(differs ? { cachedByGroup } : {}),
+    ...(lacks.includes(true)
+      ? { cachedByGroup: lacks.map((isLost) => (isLost ? 0 : cachedTokens)) }
+      : {}),
   };
-  if (!isPush || !isEarly) {
-    const { outputTokens = 1, newTokens = 0 } = next ?? {};
-    const first = await prefill.prefill(produced);
-    const params = await decode.decode({ ...consumed, outputTokens, params: first });
-    if (next === undefined) return;
-    const longer = { prompt, numTokens: numTokens + outputTokens + newTokens };
-    const again = { ...longer, requestId: id("cccc"), cachedTokens: hit(next.hitBlocks), params };
-    const last = await prefill.prefill(again);
-    await decode.decode({ ...longer, requestId: id("dddd"), cachedTokens: 0, params: last });
+  if (isPush && isEarly) {
+    const params = coordinatesOf(prefill, `r${index}`);
+    await Promise.all([decode.decode({ ...consumed, params }), prefill.prefill(produced)]);
     return;
   }
-  const params = coordinatesOf(prefill, `r${index}`);
-  await Promise.all([decode.decode({ ...consumed, params }), prefill.prefill(produced)]);
+  const { outputTokens = 1, newTokens = 0 } = next ?? {};
+  const first = await prefill.prefill(produced);
+  const params = await decode.decode({ ...consumed, outputTokens, params: first });
+  if (next === undefined) return;
+  const longer = { ...turn, numTokens: numTokens + outputTokens + newTokens };
+  const again = { ...longer, requestId: id("cccc"), cachedTokens: hit(next.hitBlocks), params };
+  const last = await prefill.prefill(again);
+  await decode.decode({ ...longer, requestId: id("dddd"), params: last });
 }

@@ -3,7 +3,6 @@ import fc from "fast-check";
 import { expect, it } from "vitest";
 import { type GroupScene, groupScene, playGroupScene, readbackScene } from "./group-scene.js";
 
-/** One layer of full attention. */
 const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
 const TP_SIZES: readonly [number, number][] = [
   [1, 1],
@@ -11,9 +10,7 @@ const TP_SIZES: readonly [number, number][] = [
   [1, 2],
 ];
 
-/**
- * The tests of a second turn, which P reads back from D: the same caches in the other direction.
- */
+/** A second turn, which P reads back from D. */
 export function itReadsEveryGroupBack(connector: ConnectorModule): void {
   const play = async (scene: GroupScene) => {
     expect(await playGroupScene(scene, { connector, isPush: false })).toEqual([]);
@@ -27,7 +24,7 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
 
   it.each(TP_SIZES)("the state after D's last token, and no other: TP %i → %i", async (...tp) => {
     const next = { outputTokens: 20, newTokens: 1, hitBlocks: 0 };
-    const request = { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false };
+    const request = { numTokens: 70 };
     await play({
       groups: [FULL, { ...FULL, isState: true }],
       requests: [
@@ -44,10 +41,7 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
   });
 }
 
-/**
- * The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has
- * answered.
- */
+/** Groups with blocks and dtypes of their own. `isPush`: D may register before P has answered. */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {
   const played = (scene: Pick<GroupScene, "groups" | "requests" | "seed"> & Partial<GroupScene>) =>
     playGroupScene(
@@ -77,8 +71,8 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { ...FULL, blockTokens: 32 },
         ],
         requests: [
-          { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
-          { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          { numTokens: 70, hitBlocks: 1 },
+          { numTokens: 33, prefillHitBlocks: 1, isEarly: true },
         ],
         tp: [1, 2],
         decodeTimes: 2,
@@ -94,10 +88,10 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       await play({
         groups: [FULL, { ...FULL, isState: true }],
         requests: [
-          { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
-          { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          { numTokens: 70 },
+          { numTokens: 49, prefillHitBlocks: 1, isEarly: true },
           // The attention's blocks are cached at D, and the state is not.
-          { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 64, hitBlocks: 2 },
         ],
         tp,
         seed: 5,
@@ -115,7 +109,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
           { ...FULL, blockTokens: 32, windowTokens: 40 },
         ],
         requests: [
-          { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 100, hitBlocks: 4 },
           { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
         ],
         isStaged: [false, isStaged],
@@ -131,7 +125,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       await play({
         groups: [{ ...FULL, blockTokens: 32, kvHeads: 2 }, window, window],
         requests: [
-          { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 150 },
           { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
         ],
         tp,
@@ -144,7 +138,7 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     const copied = (...tp: [number, number]) =>
       played({
         groups: [FULL],
-        requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
+        requests: [{ numTokens: 48, hitBlocks: 1 }],
         tp,
         seed: 1,
         cacheDtype: "nvfp4",

@@ -1,7 +1,6 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 
-/** A request that reached a fake instance. */
 export interface Seen {
   readonly method: string;
   readonly path: string;
@@ -9,7 +8,7 @@ export interface Seen {
   readonly body: string;
   readonly json: Record<string, unknown>;
   readonly response: ServerResponse;
-  /** Resolves when the proxy has dropped the connection before the answer was complete. */
+  /** The connection was dropped before the answer was complete. */
   readonly dropped: Promise<void>;
 }
 
@@ -23,7 +22,7 @@ export interface FakeUpstream {
   close(): Promise<void>;
 }
 
-/** A real HTTP server on the loopback that answers by `answer` and keeps the requests. */
+/** A real HTTP server on the loopback that keeps the requests. */
 export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstream> {
   const seen: Seen[] = [];
   const waiting = new Map<number, (seen: Seen) => void>();
@@ -84,7 +83,7 @@ export const KV_PARAMS_TEXT =
   '{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e",' +
   '"remote_request_id":"r-0-ab","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"generation":9007199254740993}';
 
-/** A prefill instance that does its part. */
+/** A P that does its part. */
 export const prefillOk: Answer = ({ response, path }) => {
   if (path === "/v1/models") return sendJson(response, MODELS);
   response.writeHead(200, { "content-type": "application/json" });
@@ -98,7 +97,6 @@ export const COMPLETION = {
   choices: [{ index: 0, text: "hello" }],
 };
 
-/** A stream of one choice, whole. */
 export const STREAM = `data: ${JSON.stringify(COMPLETION)}\n\ndata: [DONE]\n\n`;
 
 export function sendStream(response: ServerResponse, text: string): void {
@@ -106,6 +104,6 @@ export function sendStream(response: ServerResponse, text: string): void {
   response.end(text);
 }
 
-/** A decode instance that does its part, unstreamed. */
+/** A D that does its part, unstreamed. */
 export const decodeOk: Answer = ({ response, path }) =>
   sendJson(response, path === "/v1/models" ? MODELS : COMPLETION);

@@ -1,13 +1,12 @@
 import { startUpstream } from "./fake-upstream.js";
 
 /**
- * What a front end does wrong. `none`: it is a plain pull proxy. `decode-alone`: it sends requests
- * to D only. `drops-params`: P computes, and D does not get P's `kv_transfer_params`
- * (kserve/kserve#5987). `prefill-twice`: the prefill leg is repeated, and D gets the second answer.
+ * What a front end of one P and one D does wrong. `none`: it is a plain pull proxy. `decode-alone`:
+ * it asks D only. `drops-params`: D does not get P's `kv_transfer_params` (kserve/kserve#5987).
+ * `prefill-twice`: D gets the second answer of P.
  */
 export type FrontFault = "none" | "decode-alone" | "drops-params" | "prefill-twice";
 
-/** A minimal front end of one P and one D, with a fault. */
 export function startFaultyFront(
   servers: { readonly prefill: string; readonly decode: string },
   fault: FrontFault,

@@ -1,11 +1,9 @@
 import { connect, type Socket } from "node:net";
 
-/** A connection on which a test writes what it wants. */
 export interface RawClient {
   readonly socket: Socket;
-  /** All bytes that came. */
   received(): string;
-  /** Resolves when the connection has ended, with all bytes that came. */
+  /** All bytes that came, when the connection has ended. */
   readonly closed: Promise<string>;
 }
 

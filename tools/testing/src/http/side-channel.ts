@@ -21,29 +21,24 @@ const METADATA = decodeAgentMetadata(
     .payload.agentMetadataBytes,
 );
 
-/** What an engine announces. */
 export interface AnnouncedEngine {
   readonly engineId: string;
   readonly vllmVersion: string;
   /** Default: pull. */
   readonly mode?: "pull" | "push" | undefined;
-  /** Tokens in a block. Default: those of the recorded server. */
+  /** Default: that of the recorded server. */
   readonly blockSize?: number | undefined;
-  /** Announces its factors, as this project's engines do. Default: true. */
+  /** As this project's engines do. Default: true. */
   readonly announcesFactors?: boolean | undefined;
 }
 
 export interface FakeSideChannel {
   readonly port: number;
-  /** How often it was read. */
   readonly asked: number;
   close(): Promise<void>;
 }
 
-/**
- * The side channel of an engine on the loopback: a listener that answers handshakes, with the
- * factors of the hash as this project's engines do.
- */
+/** A listener on the loopback that answers handshakes as an engine does. */
 export async function startSideChannel(
   engine: () => AnnouncedEngine,
   port = 0,
@@ -83,7 +78,7 @@ export async function startSideChannel(
   };
 }
 
-/** The recorded server's caches in blocks of another size, of a backend whose blocks can be cut. */
+/** The recorded caches in blocks of another size, of a backend whose blocks can be cut. */
 function blocksOf(blockSize: number) {
   const lengths = METADATA.blockLengthsBytes.map(
     (bytes) => (bytes * blockSize) / METADATA.blockSize,

@@ -12,13 +12,10 @@ import {
 /** What an attacker knows: everything but the parameters, keys and secrets of others. */
 export interface Known {
   /**
-   * The parameters of another user's request, of which the attacker can observe or guess all but
-   * the capability.
+   * Of another user's request, of which the attacker can observe or guess all but the capability.
    */
   readonly victim: KvTransferParams;
-  /** The parameters of a request of the attacker. */
   readonly own: KvTransferParams;
-  /** A listener of the attacker. */
   readonly rogue: { readonly host: string; readonly port: number };
   /** D, as a handshake shows it. */
   readonly decode: {
@@ -31,7 +28,6 @@ export interface Known {
   readonly decodeRequestId: string;
 }
 
-/** Parameters that the attacker posts to D. */
 export const FORGED_PARAMS = {
   "own lease, other blocks": ({ own, victim }: Known) => ({
     ...own,
@@ -59,8 +55,8 @@ export const FORGED_PARAMS = {
 } as const;
 
 /**
- * Parameters that poison D's prefix cache where no key is required: nothing in them can be checked.
- * `SECURITY.md` says so.
+ * These poison D's prefix cache where no key is required, as `SECURITY.md` says: nothing in them
+ * can be checked.
  */
 export const POISONING_PARAMS = {
   "own listener without a process": ({ own, rogue }: Known) => ({
@@ -72,9 +68,8 @@ export const POISONING_PARAMS = {
 } as const;
 
 /**
- * Requests of a client that may use both P and D and forges nothing: D gets the parameters of the
- * client's own prompt with another prompt. The difference to the client's own prompt, given the
- * victim's.
+ * A client that may use P and D and forges nothing gives D the parameters of its own prompt with
+ * another prompt: the difference to its own.
  */
 export const OTHER_PROMPTS = {
   "the victim's prompt": ({ prompt }: VictimsPrompt) => ({ prompt }),
@@ -140,10 +135,7 @@ function capabilityOf({ kv_peer }: KvTransferParams): string {
   return (kv_peer as { capability: string }).capability;
 }
 
-/**
- * A registration under D's name for the victim's request. It retires all of D's registrations, and
- * has the attacker's capability.
- */
+/** Retires all of D's registrations, with the attacker's capability. */
 function registrationOf(
   { victim, own, decode, decodeRequestId }: Known,
   localBlockIds: readonly (readonly number[])[],

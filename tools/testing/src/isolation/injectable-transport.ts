@@ -3,17 +3,11 @@ import type { Notification, Transport } from "@kv/interface";
 /** A transport whose agents get forged notifications besides the real ones. */
 export interface InjectableTransport {
   wrap(transport: Transport): Transport;
-  /**
-   * Delivers a notification to every agent, as from each agent that it knows, and as from an
-   * unknown one.
-   */
+  /** To every agent, as from each agent that it knows, and from an unknown one. */
   inject(payload: Uint8Array): void;
 }
 
-/**
- * `rewrite` changes each payload before the agent gets it; with it, a test takes out a check of the
- * receiver.
- */
+/** `rewrite` changes each payload on its way: so a test takes out a check of the receiver. */
 export function injectableTransport(
   rewrite: (payload: Uint8Array) => Uint8Array = (payload) => payload,
   sent: (payload: Uint8Array) => void = () => {},

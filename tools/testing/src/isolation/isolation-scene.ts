@@ -1,13 +1,9 @@
-import type { ConnectorModule, KvTransferParams } from "@kv/interface";
+import type { ConnectorModule, KvTransferParams, SideChannel } from "@kv/interface";
 import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
-import { memoryNetwork, memorySideChannel, seededRandom, virtualClock } from "@kv/transport-memory";
-import {
-  coordinatesOf,
-  createSimEngine,
-  outcomeOf,
-  type SimEngine,
-} from "../simulator/sim-engine.js";
-import type { SimEngineOptions } from "../simulator/sim-options.js";
+import { memorySideChannel, seededRandom } from "@kv/transport-memory";
+import fc from "fast-check";
+import { createScenario } from "../scenarios/scenario.js";
+import { coordinatesOf, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
 import {
   FORGED_FOR_DECODE,
   FORGED_FOR_PREFILL,
@@ -20,7 +16,7 @@ import { injectableTransport } from "./injectable-transport.js";
 import { believing, copying, type TakenOut, withProof } from "./taken-out.js";
 
 /** A user's request: it is prefilled at `atMs`, and decoded `waitMs` after that. */
-export interface HonestRequest {
+interface HonestRequest {
   readonly atMs: number;
   readonly waitMs: number;
   readonly numTokens: number;
@@ -28,21 +24,18 @@ export interface HonestRequest {
   readonly atOnce: boolean;
 }
 
-/** One move of an attacker. */
-export interface Attack {
+interface Attack {
   readonly atMs: number;
-  /** A name in one of the tables of `attacks.ts`, after the table's name. */
+  /** `TABLE: NAME` of the tables of `attacks.ts`. */
   readonly move: string;
-  /** The user whose request it is about. */
   readonly victim: number;
-  /** Whether the attacker's listener says that it is P's process, where it can. */
+  /** The attacker's listener says that it is P's process, where it can. */
   readonly copies: boolean;
 }
 
-/** A scene: users and attackers at one P and one D. */
+/** Users and attackers at one P and one D, of these tensor-parallel sizes. */
 export interface Scene {
   readonly seed: number;
-  /** Tensor-parallel sizes of P and D. */
   readonly prefillTp: number;
   readonly decodeTp: number;
   readonly requests: readonly HonestRequest[];
@@ -50,9 +43,8 @@ export interface Scene {
 }
 
 export interface SceneOptions {
-  /** Pull by default. */
   readonly connector?: ConnectorModule;
-  /** The key file of P and D. The attackers do not have it. */
+  /** Of P and D. The attackers do not have it. */
   readonly keyFile?: string;
   readonly takenOut?: TakenOut;
 }
@@ -65,39 +57,58 @@ const TABLES = {
   client: OTHER_PROMPTS,
 } as const;
 
-/** All moves. */
-export const MOVES: readonly string[] = Object.entries(TABLES).flatMap(([table, moves]) =>
+const MOVES = Object.entries(TABLES).flatMap(([table, moves]) =>
   Object.keys(moves).map((name) => `${table}: ${name}`),
 );
 
-/** Longer than a lease and a request's deadline, so that everything has ended. */
+/** `atOnce`: some users send both legs at once, for push. */
+export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
+  return fc.record({
+    seed: fc.nat(),
+    prefillTp: fc.constantFrom(1, 2),
+    decodeTp: fc.constantFrom(1, 2),
+    requests: fc.array(
+      fc.record({
+        atMs: fc.nat(60),
+        waitMs: fc.nat(80),
+        numTokens: fc.integer({ min: 1, max: 80 }),
+        atOnce: atOnce ? fc.boolean() : fc.constant(false),
+      }),
+      { minLength: 1, maxLength: 4 },
+    ),
+    attacks: fc.array(
+      fc.record({
+        atMs: fc.nat(140),
+        move: fc.constantFrom(...MOVES),
+        victim: fc.nat(3),
+        copies: fc.boolean(),
+      }),
+      { maxLength: 6 },
+    ),
+  });
+}
+
+/** Longer than a lease and a request's deadline. */
 const END_MS = 120_000;
 
 /**
  * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end
  * well, bytes of another prompt in D's blocks, KV of a stranger's listener that D may put into its
- * prefix cache, and metadata for a stranger without the key. Excluded, without a key: the bytes of
- * attackers' own requests that `POISONING_PARAMS` or a listener that copies P's process brought in.
+ * prefix cache, and metadata for a stranger without the key. Without a key, the bytes of attackers'
+ * own requests that `POISONING_PARAMS` or a copy of P's process brought in are excluded.
  */
 export async function playScene(
   scene: Scene,
   options: SceneOptions = {},
 ): Promise<readonly string[]> {
   const { connector, keyFile, takenOut } = options;
-  const clock = virtualClock();
-  const network = memoryNetwork({
-    clock,
-    random: seededRandom(`isolation ${scene.seed}`),
-    latency: { latencyMs: 1, minPieces: 3, lingerMs: 4 },
-  });
+  const random = seededRandom(`isolation ${scene.seed}`);
+  const { clock, network, sleep, ...play } = createScenario({ connector, random });
   const found: string[] = [];
   const poisoned = new Set<string>();
   /** Requests whose parameters lead to a listener that names no process. */
   const plainRequests = new Set<string>();
   const users = new Set<string>();
-  const violation = (what: string) => {
-    if (![...poisoned].some((id) => what.includes(`request ${id} `))) found.push(what);
-  };
   const capabilities = new Map<string, string>();
   const secrets = new Map<string, string>();
   const ofDecode = { incarnation: "d" };
@@ -119,28 +130,18 @@ export async function playScene(
     decoder_kv_blocks_ttl: 20,
     ...(keyFile === undefined ? {} : { handshake_key_file: keyFile }),
   };
-  const start = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
-    clock.settle(
-      createSimEngine({
-        network,
-        hostName,
-        engineId,
-        tpSize: scene.prefillTp,
-        blockSize: 16,
-        numBlocks: 96,
-        violation,
-        ...(connector === undefined ? {} : { connector }),
-        ...more,
-      }),
-    );
-  const handsEqualTokens = takenOut === "prompt";
-  const p = await start("p", "p", { extra, wrapTransport: atPrefill.wrap, handsEqualTokens });
+  const numBlocks = 96;
+  const both = { numBlocks, extra, handsEqualTokens: takenOut === "prompt" };
+  const p = await play.engine("p", {
+    ...both,
+    tpSize: scene.prefillTp,
+    wrapTransport: atPrefill.wrap,
+  });
   const ofD = memorySideChannel({ network, host: "d" });
   const trusting = { process: "rogue", blocks: "p" }[takenOut as string];
-  const d = await start("d", "d", {
-    extra,
+  const d = await play.engine("d", {
+    ...both,
     tpSize: scene.decodeTp,
-    handsEqualTokens,
     received(requestId, isVerified) {
       if (plainRequests.has(requestId) && isVerified)
         found.push(
@@ -153,15 +154,18 @@ export async function playScene(
     ...(trusting === undefined ? {} : { sideChannel: believing(ofD, () => incarnation, trusting) }),
   });
   const decodeHost = { host: "d", port: d.address.port };
-  const plainRogue = await start("rogue", "p", { plain: true });
+  const stranger = { engineId: "p", numBlocks, tpSize: scene.prefillTp };
+  const plainRogue = await play.engine("rogue", { ...stranger, plain: true });
   const copyOf = memorySideChannel({ network, host: "copy" });
-  const copy = await start("copy", "p", { sideChannel: copying(copyOf, () => incarnation) });
+  const copy = await play.engine("copy", {
+    ...stranger,
+    sideChannel: copying(copyOf, () => incarnation),
+  });
   const garbage = { requestId: "garbage", prompt: 999_983, numTokens: 1500 };
   await clock.settle(Promise.all([plainRogue.prefill(garbage), copy.prefill(garbage)]));
 
-  const stranger = memorySideChannel({ network, host: "stranger" });
-  const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
-  const random = seededRandom(`ids ${scene.seed}`);
+  const ofStranger = memorySideChannel({ network, host: "stranger" });
+  const ids = seededRandom(`ids ${scene.seed}`);
   const params = new Map<number, KvTransferParams>();
 
   async function honest(
@@ -169,7 +173,7 @@ export async function playScene(
     n: number,
   ): Promise<void> {
     await sleep(atMs);
-    const unguessable = `cmpl-${random.uuid()}`;
+    const unguessable = `cmpl-${ids.uuid()}`;
     const prefillId = atOnce ? `${unguessable}-00000001` : `r${n}`;
     const prefilled = p.prefill({ requestId: prefillId, prompt: n, numTokens }).then((answer) => {
       if (!atOnce) params.set(n, answer);
@@ -234,7 +238,7 @@ export async function playScene(
         d.decode({ requestId, prompt, numTokens, params: forged as KvTransferParams }),
       );
     }
-    if (keyFile !== undefined && (await learns(stranger, p, network.host("p").name)))
+    if (keyFile !== undefined && (await learns(ofStranger, p)))
       found.push("a stranger without the key got the metadata of P");
   }
 
@@ -242,24 +246,16 @@ export async function playScene(
   await clock.settle(all, { limitMs: END_MS }).catch((error: unknown) => {
     found.push(`something did not end: ${String(error)}`);
   });
-  await clock.advance(END_MS);
-  for (const engine of [p, d]) {
-    const held = Object.entries(engine.outstanding()).filter(([, count]) => count !== 0);
-    if (held.length > 0) found.push(`${engine.engineId} still holds ${JSON.stringify(held)}`);
-  }
-  await clock.settle(Promise.all([p, d, plainRogue, copy].map((engine) => engine.close())));
-  await stranger.close();
+  await ofStranger.close();
+  for (const what of await play.close(END_MS))
+    if (![...poisoned].some((id) => what.includes(`request ${id} `))) found.push(what);
   return found;
 }
 
-async function learns(
-  stranger: ReturnType<typeof memorySideChannel>,
-  p: SimEngine,
-  host: string,
-): Promise<boolean> {
+async function learns(sideChannel: SideChannel, { address }: SimEngine): Promise<boolean> {
   const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
   try {
-    const reply = await stranger.request({ host, port: p.address.port, frames, timeoutMs: 1000 });
+    const reply = await sideChannel.request({ ...address, host: "p", frames, timeoutMs: 1000 });
     decodeHandshakeReply(reply.frames);
     return true;
   } catch {
@@ -267,7 +263,6 @@ async function learns(
   }
 }
 
-/** Records what the registrations that D sends have in them. */
 function rememberRegistration(
   payload: Uint8Array,
   secrets: Map<string, string>,

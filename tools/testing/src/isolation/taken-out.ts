@@ -12,18 +12,14 @@ import {
 } from "@kv/protocol";
 
 /**
- * A check that a scene takes out from outside. The scene must then find a violation; otherwise it
- * proves nothing. process: D believes that whatever answers is the process that the parameters
- * name. blocks: D believes that P holds whatever D has read. capability: P believes that each
- * message has the right capability. secret: D believes that each notice has the right secret.
- * prompt: all prompts have equal tokens for P and D.
+ * A check that a scene takes out from outside, so that it must find a violation. process: D
+ * believes that whatever answers is the named process. blocks: D believes that P holds what D has
+ * read. capability, secret: each message to P, or notice to D, has the right one. prompt: all
+ * prompts have equal tokens.
  */
 export type TakenOut = "process" | "blocks" | "capability" | "secret" | "prompt";
 
-/**
- * A side channel whose replies to handshakes name `incarnation`, and whose lease replies say that
- * the blocks are held.
- */
+/** Replies to handshakes name `incarnation`, and lease replies say that the blocks are held. */
 export function believing(
   sideChannel: SideChannel,
   incarnation: () => string,
@@ -46,10 +42,7 @@ export function believing(
   };
 }
 
-/**
- * A side channel whose listener answers as the process `incarnation` does, as far as a stranger
- * can.
- */
+/** Its listener answers as the process `incarnation` does, as far as a stranger can. */
 export function copying(sideChannel: SideChannel, incarnation: () => string): SideChannel {
   return {
     ...sideChannel,
@@ -68,7 +61,7 @@ export function copying(sideChannel: SideChannel, incarnation: () => string): Si
   };
 }
 
-/** The reply to a handshake with another process in it. */
+/** A handshake's reply with another process in it. */
 function naming(
   request: readonly Uint8Array[],
   reply: readonly Uint8Array[],
@@ -88,10 +81,7 @@ function naming(
   ];
 }
 
-/**
- * Replaces the proofs in extension messages and registrations by the right ones, which `proofOf`
- * knows by the id of the request.
- */
+/** Puts the right proofs into messages. `proofOf` knows them by the id of the request. */
 export function withProof(
   payload: Uint8Array,
   field: "capability" | "secret",

@@ -6,24 +6,17 @@ const FAKE_CUDA = fileURLToPath(
   new URL("../../../../native/build/fake_cuda.node", import.meta.url),
 );
 
-/**
- * Why tests with the fake driver cannot run; undefined when they can. With CI=true the reason is an
- * error.
- */
+/** Why tests with it cannot run. With CI=true the reason is an error. */
 export const fakeCudaMissing: string | undefined = existsSync(FAKE_CUDA)
   ? undefined
   : "run: node native/build.mjs";
 if (fakeCudaMissing !== undefined && process.env.CI === "true")
   throw new Error(`${FAKE_CUDA} is missing; ${fakeCudaMissing}`);
 
-/** Part of the fake driver. */
 export interface FakeCuda {
   /** Splits an allocation; the second piece belongs to another device. */
   split(address: number, firstBytes: number, deviceOfRest: number): void;
 }
 
-/**
- * Loads a fake of CUDA's driver into this process, in the place of the real one: it has two devices
- * of host memory.
- */
+/** Puts a fake of CUDA's driver in the place of the real one: two devices of host memory. */
 export const loadFakeCuda = (): FakeCuda => createRequire(import.meta.url)(FAKE_CUDA) as FakeCuda;

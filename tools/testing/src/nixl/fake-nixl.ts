@@ -6,9 +6,7 @@ export const FAKE_NIXL =
   process.env.KV_FAKE_NIXL ??
   fileURLToPath(new URL("../../../../native/build/libfake_nixl_capi.so", import.meta.url));
 
-/**
- * Why tests with the fake cannot run; undefined when they can. With CI=true the reason is an error.
- */
+/** Why tests with the fake cannot run. With CI=true the reason is an error. */
 export const fakeMissing: string | undefined = existsSync(FAKE_NIXL)
   ? undefined
   : "run: node native/build.mjs";

@@ -1,9 +1,6 @@
 import { findLibrary, nixlTransport } from "@kv/nixl";
 
-/**
- * Why tests with real NIXL cannot run on this machine; undefined when they can. With CI=true the
- * reason is an error instead of a skipped suite.
- */
+/** Why tests with real NIXL cannot run here. With CI=true the reason is an error. */
 export const nixlMissing: string | undefined = await reason();
 
 async function reason(): Promise<string | undefined> {

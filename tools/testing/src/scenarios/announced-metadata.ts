@@ -10,10 +10,6 @@ import {
 import { expect, it } from "vitest";
 import { createScenario } from "./scenario.js";
 
-/**
- * The connector of an engine that announces other values in its handshakes, as one with another
- * parallelism would.
- */
 function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>): ConnectorModule {
   return {
     ...connector,
@@ -37,7 +33,7 @@ function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>):
   };
 }
 
-/** A producer of vLLM with a parallelism or a cache that no engine of this project has. */
+/** A producer with a parallelism or a cache that no engine of this project has. */
 export function itReadsAnnouncedMetadata(connector: ConnectorModule): void {
   it("a producer with prefill context parallelism serves a D, as in vLLM 0.33", async () => {
     const play = createScenario({ connector });

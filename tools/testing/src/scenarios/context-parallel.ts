@@ -4,23 +4,47 @@ import { createScenario, prompt } from "./scenario.js";
 
 const MLA = { kind: "mla", numKvHeads: 1 } as const;
 
-/**
- * Engines whose ranks share a sequence by decode context parallelism: tensor-parallel and DCP size
- * of each side.
- */
-const SIZES = [
-  { p: [1, 1], d: [2, 2] },
-  { p: [2, 1], d: [2, 2] },
-  { p: [4, 1], d: [2, 2] },
-  { p: [2, 2], d: [1, 1] },
-  { p: [2, 2], d: [2, 2] },
-  { p: [2, 2], d: [2, 1] },
-  { p: [4, 4], d: [2, 2] },
-  { p: [2, 2], d: [4, 4] },
-  { p: [4, 2], d: [2, 1] },
-].map(({ p, d }) => [p, d] as [p: [tp: number, dcp: number], d: [tp: number, dcp: number]]);
+/** Tensor-parallel and decode-context-parallel size of each side. */
+const SIZES: readonly (readonly [p: [tp: number, dcp: number], d: [tp: number, dcp: number]])[] = [
+  [
+    [1, 1],
+    [2, 2],
+  ],
+  [
+    [2, 1],
+    [2, 2],
+  ],
+  [
+    [4, 1],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [1, 1],
+  ],
+  [
+    [2, 2],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [2, 1],
+  ],
+  [
+    [4, 4],
+    [2, 2],
+  ],
+  [
+    [2, 2],
+    [4, 4],
+  ],
+  [
+    [4, 2],
+    [2, 1],
+  ],
+];
 
-/** P and D of `connector` where the ranks of one side, or of both, share each sequence. */
+/** The ranks of one side, or of both, share each sequence. */
 export function itSharesSequences(connector: ConnectorModule): void {
   describe.each(SIZES)("P with TP and DCP %j, D with %j", ([pTp, pDcp], [dTp, dDcp]) => {
     it("each rank gets its blocks of the sequence, also behind a prefix hit, and P frees its own", async () => {

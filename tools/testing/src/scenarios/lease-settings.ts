@@ -3,10 +3,7 @@ import type { FaultRule } from "@kv/transport-memory";
 import { expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
 
-/**
- * A rule for D's heartbeats in vLLM's form, and how many D has sent; `isLost` gets the number of
- * each, from 1.
- */
+/** A rule for D's heartbeats in vLLM's form. `isLost` gets the number of each, from 1. */
 export function heartbeats(isLost: (n: number) => boolean = () => false): {
   rule: FaultRule;
   sent(): number;
@@ -23,7 +20,6 @@ export function heartbeats(isLost: (n: number) => boolean = () => false): {
   };
 }
 
-/** The test of `kv_lease_duration` at P. */
 export function itKeepsLeasesOfSixSeconds(connector: ConnectorModule): void {
   it("kv_lease_duration of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
     const play = createScenario({ connector });

@@ -3,9 +3,7 @@ import type { ConnectorModule } from "@kv/interface";
 import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
 import { createSimSides } from "../simulator/sim-sides.js";
 
-/**
- * Two engines on the memory transport, in virtual time, for the conformance suite. Pull by default.
- */
+/** For the conformance suite: two engines in virtual time. Pull by default. */
 export async function memoryPair(options: {
   readonly tpSize: number;
   readonly connector?: ConnectorModule;

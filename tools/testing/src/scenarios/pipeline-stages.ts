@@ -11,7 +11,6 @@ export function itLandsEachLayer(connector: ConnectorModule, tpSize: number): vo
   it("has the KV of each rank of each stage land at D's matching layers and heads only", async () => {
     for (const rank of Array.from({ length: 2 * tpSize }, (_, index) => index)) {
       const play = createScenario({ connector });
-      /** The caches of each rank of P, layer by layer. */
       const memories: Memory[] = [];
       const p = await play.engine("p", {
         ...STAGED,
@@ -37,8 +36,8 @@ export function itLandsEachLayer(connector: ConnectorModule, tpSize: number): vo
       const wrong = play.violations
         .splice(0)
         .map((what) => what.match(/rank \d, layer \d/)?.[0] ?? what);
-      // With TP 1, both decode ranks get the changed layer; with TP 2, only the rank with the same
-      // heads. `firstWrong` names the first one.
+      // With TP 1, both decode ranks get the changed layer; with TP 2, only the one with the same
+      // heads.
       expect([...new Set(wrong)]).toEqual([`rank ${rank % tpSize}, layer ${layer}`]);
       await play.end();
     }

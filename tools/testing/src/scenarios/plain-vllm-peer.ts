@@ -5,10 +5,7 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 
-/**
- * A side channel whose listener answers only handshakes, as vLLM does. Its replies leave out the
- * fields that only our peers understand.
- */
+/** Answers only handshakes, without the fields that only our peers understand, as vLLM does. */
 export function plainSideChannel(sideChannel: SideChannel): SideChannel {
   return {
     ...sideChannel,

@@ -1,32 +1,25 @@
 import type { ConnectorModule, KvTransferParams } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { isLongRun } from "../long-run.js";
-import type { SimEngine } from "../simulator/sim-engine.js";
 import { createScenario, prompt } from "./scenario.js";
 
 /**
- * P's cache holds one prompt: as soon as P frees its blocks they are poisoned, and the next prompt
- * takes them.
+ * As soon as P frees the blocks of its only prompt they are poisoned, and the next one takes them.
  */
 const ONE_PROMPT = { numBlocks: 3 };
 
-/**
- * D's id of the n-th request that uses the reference. A vLLM P that pushes finds its own request by
- * it: by its name without the last digits.
- */
+/** A vLLM P that pushes finds its own request by this id of D, without the last digits. */
 const idOf = (n: number) => `r1-0000000${n}`;
 
-/** The outcome is looked at later. */
 function handled<T>(work: Promise<T>): Promise<T> {
   work.catch(() => {});
   return work;
 }
 
 /**
- * Scenarios in which a reference of a P (its `kv_transfer_params`) is used more than once at one D,
- * for P's of `@kv` and vLLM P's, without and with a prefix hit. `sharesReferences`: requests that D
- * has seen together all get their KV (pull); else the first alone does, and the others are refused
- * at once (push). The engines report wrong bytes as violations.
+ * A reference of a P (its `kv_transfer_params`) is used more than once at one D.
+ * `sharesReferences`: requests that D has seen together all get their KV (pull); else the first
+ * alone does, and the others are refused at once (push).
  */
 export function describeReferenceReuse(
   connector: ConnectorModule,
@@ -38,8 +31,7 @@ export function describeReferenceReuse(
     [1, 2],
   ].flatMap(([prefillTp = 1, decodeTp = 1], at) =>
     [true, false].flatMap((plain) =>
-      // In the short form each size has both kinds of P, and with each of them another hit than the
-      // size before it.
+      // In the short form each size has both kinds of P, with other hits than the size before it.
       [0, 16]
         .filter((cachedTokens) => isLongRun || (cachedTokens === 0) === (plain === (at % 2 === 0)))
         .map((cachedTokens) => ({ prefillTp, decodeTp, plain, cachedTokens })),
@@ -49,31 +41,26 @@ export function describeReferenceReuse(
     "a reference of a P with TP $prefillTp (vLLM: $plain) at a D with TP $decodeTp, hit of $cachedTokens tokens",
     (each) => {
       const { prefillTp, decodeTp, plain, cachedTokens } = each;
-      /** P, D, and the reference of prompt 1. */
-      async function start() {
+      async function start(decode = {}) {
         const play = createScenario({ connector });
         const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });
-        const d = await play.engine("d", { tpSize: decodeTp });
+        const d = await play.engine("d", { tpSize: decodeTp, ...decode });
         const params = await play.clock.settle(p.prefill(prompt(1)));
         const use = (n: number, hit = cachedTokens) =>
           handled(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens: hit }));
-        return { play, p, d, params, use };
+        /** P computes other prompts, in the same blocks. */
+        const useBlocksAnew = async () => {
+          for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
+        };
+        return { play, p, d, params, use, useBlocksAnew };
       }
-      /** P computes other prompts, in the same blocks. */
-      const useBlocksAnew = async (
-        play: ReturnType<typeof createScenario>,
-        p: SimEngine,
-        d: SimEngine,
-      ) => {
-        for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
-      };
       const others = sharesReferences ? "ok" : "KV_REFERENCE_USED";
 
       it("vllm#52234: is refused at once after it was used, also when P has given the blocks to another prompt", async () => {
-        const { play, p, d, use } = await start();
+        const { play, use, useBlocksAnew } = await start();
         expect(await play.outcome(use(1))).toBe("ok");
         expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
-        await useBlocksAnew(play, p, d);
+        await useBlocksAnew();
         const startedMs = play.clock.now();
         for (const [n, hit] of [0, 16, 40].entries())
           expect(await play.outcome(use(3 + n, hit))).toBe("KV_REFERENCE_USED");
@@ -102,13 +89,8 @@ export function describeReferenceReuse(
       );
 
       it("vllm#43509: is kept for a request that waits for room while another one reads it", async () => {
-        const play = createScenario({ connector });
-        const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });
-        const d = await play.engine("d", { tpSize: decodeTp, ...ONE_PROMPT });
-        const params = await play.clock.settle(p.prefill(prompt(1)));
+        const { play, p, d, use } = await start(ONE_PROMPT);
         const next = p.prefill(prompt(2));
-        const use = (n: number) =>
-          handled(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens }));
         const [first, second] = [use(1), use(2)];
         expect(await play.outcome(first)).toBe("ok");
         expect(await play.outcome(second)).toBe(others);
@@ -120,7 +102,7 @@ export function describeReferenceReuse(
 
       it("vllm#52234: is refused after an abort, before and during the transfer, and P frees its blocks", async () => {
         for (const abortAfterMs of [0, 3, 6, 9]) {
-          const { play, p, d, use } = await start();
+          const { play, p, d, use, useBlocksAnew } = await start();
           const aborted = use(1);
           await play.clock.advance(abortAfterMs);
           d.abort(idOf(1));
@@ -128,18 +110,18 @@ export function describeReferenceReuse(
           await play.clock.advance(1000);
           // A vLLM P that pushes is not told.
           if (sharesReferences || !plain) expect(p.outstanding().kept).toBe(0);
-          await useBlocksAnew(play, p, d);
+          await useBlocksAnew();
           expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
           await play.end();
         }
       });
 
       it("vllm#52234: is refused after a full prefix hit, where nothing was read", async () => {
-        const { play, p, d, use } = await start();
+        const { play, use, useBlocksAnew } = await start();
         expect(await play.outcome(use(1, 40))).toBe("ok");
         await play.clock.advance(1000);
         expect(await play.outcome(use(2, 0))).toBe("KV_REFERENCE_USED");
-        await useBlocksAnew(play, p, d);
+        await useBlocksAnew();
         expect(await play.outcome(use(3, 0))).toBe("KV_REFERENCE_USED");
         await play.end();
       });
@@ -163,9 +145,9 @@ export function describeReferenceReuse(
       });
 
       it("is refused where only its address or the number of P's registrations is left out or changed", async () => {
-        const { play, p, d, params, use } = await start();
+        const { play, d, params, use, useBlocksAnew } = await start();
         expect(await play.outcome(use(1))).toBe("ok");
-        await useBlocksAnew(play, p, d);
+        await useBlocksAnew();
         const changed: KvTransferParams[] = [
           { ...params, remote_registration_generation: null },
           { ...params, remote_host: "other" },

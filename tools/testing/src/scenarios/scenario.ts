@@ -6,6 +6,7 @@ import {
   memoryNetwork,
   memorySideChannel,
   memoryTransport,
+  type SeededRandom,
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
@@ -13,19 +14,23 @@ import { expect } from "vitest";
 import { createSimEngine, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions, SimRequest } from "../simulator/sim-options.js";
 
-/** A memory network in virtual time, and the engines on it. The scenario tests use it. */
+/** A memory network in virtual time, and the engines on it. */
 export function createScenario({
   faults = [],
   connector,
+  random = seededRandom("scenario"),
+  jitterMs = 0,
 }: {
   faults?: readonly FaultRule[];
-  connector?: ConnectorModule;
+  connector?: ConnectorModule | undefined;
+  random?: SeededRandom;
+  jitterMs?: number;
 } = {}) {
   const clock = virtualClock();
   const network = memoryNetwork({
     clock,
-    random: seededRandom("scenario"),
-    latency: { latencyMs: 1, minPieces: 3, lingerMs: 4 },
+    random,
+    latency: { latencyMs: 1, jitterMs, minPieces: 3, lingerMs: 4 },
     faults,
   });
   const violations: string[] = [];
@@ -33,14 +38,30 @@ export function createScenario({
   const events: [host: string, event: string, fields: LogFields][] = [];
   const engines: SimEngine[] = [];
 
-  /** Outcome of a request: "ok", or the code of its error. */
   const outcome = (work: Promise<unknown>): Promise<string> => clock.settle(outcomeOf(work));
+
+  /** Closes the living engines later. Returns the violations, and what is held before and after. */
+  async function close(afterMs: number): Promise<readonly string[]> {
+    await clock.advance(afterMs);
+    const found = violations.splice(0);
+    const look = (where: string, counts: Readonly<Record<string, number>>) => {
+      for (const [name, count] of Object.entries(counts))
+        if (count !== 0) found.push(`${where}: ${count} ${name} are left`);
+    };
+    const living = engines.filter(({ alive }) => alive);
+    for (const engine of living) look(engine.host.name, engine.outstanding());
+    await clock.settle(Promise.all(living.map((engine) => engine.close())));
+    await clock.advance(10_000);
+    look("network", { ...network.outstanding(), timers: clock.pendingTimers });
+    return found;
+  }
 
   return {
     clock,
     network,
     violations,
-    /** Total of a metric over all connectors of a host. `METRICS` has vLLM's metric names. */
+    sleep: (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),
+    /** Total over all connectors of a host. `METRICS` has vLLM's metric names. */
     counted: (hostName: string, name: keyof typeof METRICS) =>
       metrics.get(hostName)?.total(METRICS[name]) ?? 0,
     logged: (hostName: string, event: string) =>
@@ -70,10 +91,7 @@ export function createScenario({
       engines.push(engine);
       return engine;
     },
-    /**
-     * An agent on `hostName` that belongs to no engine. It has completed a handshake with the
-     * engine that the parameters name.
-     */
+    /** An agent of no engine, after a handshake with the one that the parameters name. */
     async stranger(hostName: string, params: KvTransferParams) {
       const transport = memoryTransport({ network, host: hostName });
       const sideChannel = memorySideChannel({ network, host: hostName });
@@ -104,23 +122,14 @@ export function createScenario({
       p: SimEngine,
       d: SimEngine,
       n = 1,
-      change: Partial<SimRequest> & { readonly cachedTokens?: number } = {},
+      change: Partial<SimRequest> = {},
     ): Promise<string> {
       const params = await clock.settle(p.prefill(prompt(n)));
       return await outcome(d.decode({ ...prompt(n), params, ...change }));
     },
-    /** Closes the engines that are alive. Expects no violation, and that nothing is still held. */
-    async end(): Promise<void> {
-      await clock.advance(100_000);
-      expect(violations).toEqual([]);
-      const living = engines.filter(({ alive }) => alive);
-      for (const engine of living) {
-        expect(Object.entries(engine.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
-      }
-      await clock.settle(Promise.all(living.map((engine) => engine.close())));
-      await clock.advance(10_000);
-      expect(Object.entries(network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
-      expect(clock.pendingTimers).toBe(0);
+    close,
+    async end(afterMs = 100_000): Promise<void> {
+      expect(await close(afterMs)).toEqual([]);
     },
   };
 }

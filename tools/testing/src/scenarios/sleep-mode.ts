@@ -2,10 +2,7 @@ import type { ConnectorModule } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
 
-/**
- * An engine takes its caches back from the transport, as in vLLM's sleep mode, and registers them
- * again.
- */
+/** As in vLLM's sleep mode, an engine takes its caches back, and registers them again. */
 export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" | "WRITE"): void {
   describe.each(["p", "d"] as const)("sleep mode of %s", (sleeper) => {
     it.each([1, 2])(

@@ -4,7 +4,7 @@ import { expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
 
 const bytes = (text: string) => new TextEncoder().encode(text);
-/** Notifications that a newer version of vLLM or of `@kv` might send. */
+/** A newer version of vLLM or of `@kv` might send them. */
 const UNKNOWN = [
   bytes("PUSH_FAILED:cmpl-1"),
   bytes("HB2:a,b"),
@@ -16,10 +16,7 @@ const UNKNOWN = [
   }),
 ];
 
-/**
- * A notification that this version does not know is counted, and nothing else happens: a pair keeps
- * moving the right bytes.
- */
+/** Such a notification is counted, and nothing else happens. */
 export function itIgnoresUnknownNotifications(connector: ConnectorModule): void {
   it("vllm#50754: a notification of an unknown form is ignored and counted, at P and at D", async () => {
     const play = createScenario({ connector });

@@ -3,10 +3,7 @@ import { expect, it } from "vitest";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 import { createScenario } from "./scenario.js";
 
-/**
- * KV of a P that compares prompts may enter D's prefix cache; that of a vLLM P only with the
- * setting. `decode`: further options of D.
- */
+/** KV of a P that compares prompts may enter D's prefix cache; a vLLM P's only with the setting. */
 export function itKeepsUnverifiedKvOutOfTheCache(
   connector: ConnectorModule,
   decode: Partial<SimEngineOptions> = {},

@@ -2,13 +2,12 @@ import { expect } from "vitest";
 import type { SimEngine } from "../simulator/sim-engine.js";
 import { type createScenario, prompt } from "./scenario.js";
 
-/** Options of a decode engine whose blocks are enough for one request at a time. */
+/** A D with blocks for one request at a time. */
 export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
 
 /**
- * The first request's KV never arrives, so the second request waits for free blocks for longer than
- * a lease. Heartbeats extend its lease. `whileWaiting` runs during the wait and can check what `p`
- * holds. At the end, the second request receives its KV.
+ * The first request's KV never arrives, so the second one waits for room for longer than a lease,
+ * which heartbeats extend. At the end it receives its KV.
  */
 export async function expectKeptWaiting(
   play: ReturnType<typeof createScenario>,

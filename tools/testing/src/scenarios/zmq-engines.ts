@@ -5,10 +5,7 @@ import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 
-/**
- * Engines in real time. Their handshakes use ZMQ on the loopback interface, and their transfers use
- * the memory transport.
- */
+/** Engines in real time: handshakes over ZMQ on the loopback, transfers in memory. */
 export function zmqEngines(connector: ConnectorModule) {
   const network = memoryNetwork();
   const violations: string[] = [];
@@ -34,7 +31,6 @@ export function zmqEngines(connector: ConnectorModule) {
       engines.push(engine);
       return engine;
     },
-    /** Expects no violation, closes the engines, and expects that nothing is still held. */
     async end(): Promise<void> {
       expect(violations).toEqual([]);
       await Promise.all(engines.map((engine) => engine.close()));

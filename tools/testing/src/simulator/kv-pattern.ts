@@ -1,11 +1,10 @@
 import type { KvCacheConfig } from "@kv/interface";
 
 /**
- * KV of a simulated model. It is a function of the prompt, the layer, the head (numbered over the
- * whole model), and the token, so a check detects a byte in the wrong place or of another prompt.
+ * KV as a function of prompt, layer, head (of the whole model) and token: a check detects a byte in
+ * the wrong place or of another prompt.
  */
 export interface KvPattern {
-  /** Number that identifies the prompt. */
   readonly prompt: number;
 }
 
@@ -19,7 +18,7 @@ export interface RankShare {
   readonly blockSize: number;
   readonly cellBytes: number;
   readonly isTokenMajor: boolean;
-  /** Ranks that share a sequence: its blocks go to them in turn. */
+  /** Its ranks get the blocks of a sequence in turn. */
   readonly dcpSize: number;
   readonly dcpRank: number;
 }
@@ -59,8 +58,8 @@ export function writeTokens(
 }
 
 /**
- * Returns the first token whose KV is not that of the prompt. With `tailZeroed`, also checks that
- * the rest of the last block is zero. Returns undefined when everything is correct.
+ * The first token whose KV is not that of the prompt. With `tailZeroed`, the rest of the last block
+ * must be zero.
  */
 export function firstWrongToken(
   bytes: Uint8Array,
@@ -82,10 +81,7 @@ export function firstWrongToken(
   return wrong;
 }
 
-/**
- * The bytes of a memory as 32-bit words. A transport's memory is page-aligned, and the size of a
- * cell is a multiple of 4 bytes.
- */
+/** As 32-bit words: memory is page-aligned, and cells are multiples of 4 bytes. */
 export function wordsOf(bytes: Uint8Array): Uint32Array {
   return new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength >>> 2);
 }
@@ -112,10 +108,7 @@ function forEachCell(
   }
 }
 
-/**
- * A 32-bit hash finaliser: adjacent inputs give very different words, and the result is rarely
- * zero.
- */
+/** A 32-bit hash finaliser: adjacent inputs give very different words, rarely zero. */
 function mix(word: number): number {
   let x = Math.imul(word ^ (word >>> 16), 0x85ebca6b);
   x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35);

@@ -1,8 +1,6 @@
 import type { KvCacheConfig, KvCacheKind } from "@kv/interface";
 
-/**
- * Cache config of a simulated engine. All layers have one kind of cache, full attention by default.
- */
+/** All layers have one kind of cache, full attention by default. */
 export function simConfig(
   blockSize: number,
   numKvHeads = 4,

@@ -5,7 +5,7 @@ import { createSimSteps } from "./sim-steps.js";
 
 export type { SimEngine } from "./sim-options.js";
 
-/** Outcome of a request: "ok", or the code of its error. */
+/** "ok", or the code of the error. */
 export function outcomeOf(work: Promise<unknown>): Promise<string> {
   return work.then(
     () => "ok",
@@ -13,10 +13,7 @@ export function outcomeOf(work: Promise<unknown>): Promise<string> {
   );
 }
 
-/**
- * Parameters that a proxy knows before the producer has answered. A proxy that sends both legs at
- * once uses them.
- */
+/** What a proxy that sends both legs at once knows before the producer has answered. */
 export function coordinatesOf(
   { engineId, address, tpSize }: Pick<SimEngine, "engineId" | "address" | "tpSize">,
   requestId: string,

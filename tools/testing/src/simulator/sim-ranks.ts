@@ -8,26 +8,18 @@ import {
   writeTokens,
 } from "./kv-pattern.js";
 
-/** Tokens of a prompt in the blocks of one group. */
-interface GroupTokens {
-  /** Number that identifies the prompt. */
+export interface GroupTokens {
   readonly prompt: number;
   readonly group: number;
-  /** The request's blocks of the group, by position in the prompt. */
+  /** By position in the prompt. */
   readonly blockIds: readonly number[];
   readonly from: number;
   readonly until: number;
-  /** Only the layers before this one. Default: all. */
-  readonly beforeLayer?: number | undefined;
 }
 
-/**
- * Bytes of a recurrent state of the whole model, by part: three projections of the convolution, and
- * the recurrent state.
- */
+/** Bytes of a whole model's state: three projections of the convolution, and the recurrent state. */
 const STATE_PARTS = [64, 32, 32, 128];
 
-/** Sizes of a rank's states, for `KvCacheConfig.stateSpace`. */
 export function stateSpaceOf(tpSize: number): NonNullable<KvCacheConfig["stateSpace"]> {
   const [recurrentBytes = 0, ...convProjectionBytes] = STATE_PARTS.map(
     (bytes) => bytes / tpSize,
@@ -35,7 +27,7 @@ export function stateSpaceOf(tpSize: number): NonNullable<KvCacheConfig["stateSp
   return { convProjectionBytes: convProjectionBytes.toReversed(), recurrentBytes };
 }
 
-/** The bytes of a rank's state after `tokens` tokens of a prompt: its even share of each part. */
+/** A rank's even share of each part after `tokens` tokens. */
 function stateBytes(at: {
   readonly prompt: number;
   readonly layer: number;
@@ -53,63 +45,23 @@ function stateBytes(at: {
   });
 }
 
-/** Memory of an engine's ranks, whose groups have blocks of their own sizes. */
-interface GroupMemory {
+/** Memory of the ranks. Unused blocks have poison, bytes that no prompt's KV has. */
+export interface SimRanks {
   readonly caches: readonly KvCaches[];
-  /** Writes the KV of tokens on all ranks and layers of a group. */
-  compute(tokens: GroupTokens): void;
+  /** On all layers of the group, or on those before `beforeLayer`. */
+  compute(tokens: GroupTokens, beforeLayer?: number): void;
   /**
-   * Describes the first wrong token. Undefined when all are right. `tailZeroed`: those behind
-   * `until` in the last block must be zero, as by default.
+   * Describes the first wrong token; undefined when all are right. With `tailZeroed`, those behind
+   * `until` in the last block must be zero.
    */
-  firstWrong(tokens: GroupTokens, tailZeroed?: boolean): string | undefined;
-  /** Fills a block with bytes that no prompt's KV has. */
+  firstWrong(tokens: GroupTokens, tailZeroed: boolean): string | undefined;
   poison(group: number, blockId: number): void;
+  /** True when nothing wrote to the block since it was poisoned. */
   poisoned(group: number, blockId: number): boolean;
   close(): void;
 }
 
-/**
- * Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and
- * fills unused blocks with poison.
- */
-export interface SimRanks {
-  readonly caches: readonly KvCaches[];
-  /**
-   * Writes the tokens `[from, until)` of a prompt on all layers, or only on the layers before
-   * `beforeLayer`.
-   */
-  compute(
-    prompt: number,
-    blockIds: readonly number[],
-    from: number,
-    until: number,
-    beforeLayer?: number,
-  ): void;
-  /**
-   * Describes the first wrong token. Undefined when the KV of the whole prompt is correct on every
-   * rank and layer.
-   */
-  firstWrong(
-    prompt: number,
-    blockIds: readonly number[],
-    numTokens: number,
-    received: boolean,
-  ): string | undefined;
-  /** Fills a block with bytes that no prompt's KV has. */
-  poison(blockId: number): void;
-  /**
-   * True when a block still holds only poison, which means that nothing wrote to it since it was
-   * poisoned.
-   */
-  poisoned(blockId: number): boolean;
-  close(): void;
-}
-
-/**
- * Bytes of a memory. Also works for simulated device memory, whose bytes the code under test cannot
- * access.
- */
+/** Also of simulated device memory, whose bytes the code under test cannot access. */
 function bytesOf(memory: Memory): Uint8Array {
   return memory.memoryType === "DRAM"
     ? memory.bytes
@@ -128,7 +80,7 @@ interface MemoryOptions {
   readonly numBlocks: number;
 }
 
-export function createGroupMemory(options: MemoryOptions): GroupMemory {
+export function createSimRanks(options: MemoryOptions): SimRanks {
   const { transport, config, tpSize, ppSize = 1, dcpSize = 1, numBlocks } = options;
   const layers = config.groups
     .flatMap(({ layerNames, kind, numKvHeads, blockSize = config.blockSize }, group) =>
@@ -173,7 +125,7 @@ export function createGroupMemory(options: MemoryOptions): GroupMemory {
         blockStrideBytes: length,
       })),
     })),
-    compute({ group, beforeLayer = Number.POSITIVE_INFINITY, ...tokens }) {
+    compute({ group, ...tokens }, beforeLayer = layers.length) {
       for (const { bytes, share, layer, isState, length, tpRank } of ofGroup(group)) {
         if (layer >= beforeLayer) continue;
         if (!isState) writeTokens(bytes, share, { layer, ...tokens });
@@ -184,7 +136,7 @@ export function createGroupMemory(options: MemoryOptions): GroupMemory {
           );
       }
     },
-    firstWrong({ group, ...tokens }, tailZeroed = true) {
+    firstWrong({ group, ...tokens }, tailZeroed) {
       for (const { bytes, share, layer, rank, tpRank, isState, length } of ofGroup(group)) {
         const place = `${config.groups.length > 1 ? `group ${group}, ` : ""}rank ${rank}, layer ${layer}`;
         if (isState) {
@@ -209,21 +161,5 @@ export function createGroupMemory(options: MemoryOptions): GroupMemory {
     close() {
       for (const { memory } of all) memory.close();
     },
-  };
-}
-
-/** The memory of an engine whose layers are one group. */
-export function createSimRanks(options: MemoryOptions): SimRanks {
-  const { caches, compute, firstWrong, poison, poisoned, close } = createGroupMemory(options);
-  const group = 0;
-  return {
-    caches,
-    compute: (prompt, blockIds, from, until, beforeLayer) =>
-      compute({ prompt, group, blockIds, from, until, beforeLayer }),
-    firstWrong: (prompt, blockIds, until, received) =>
-      firstWrong({ prompt, group, blockIds, from: 0, until }, received),
-    poison: (blockId) => poison(group, blockId),
-    poisoned: (blockId) => poisoned(group, blockId),
-    close,
   };
 }

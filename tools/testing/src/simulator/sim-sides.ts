@@ -1,10 +1,12 @@
 import { cpuPlatform, cudaPlatform, readTransferConfig } from "@kv/connector";
 import {
   type AmbientOptions,
+  type KvCacheConfig,
   KvError,
   noMetrics,
   type SchedulerConnector,
   type SideChannel,
+  silentLog,
   type WorkerConnector,
 } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
@@ -16,22 +18,16 @@ import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
-/**
- * Parts of a simulated engine: the scheduler and worker sides of a real connector, the ranks'
- * memory, and the side channel's address.
- */
+/** Both sides of a real connector, and the ranks' memory. */
 export interface SimSides {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
   readonly ranks: SimRanks;
+  readonly cache: KvCacheConfig;
   /** Each step waits until the blocks that it computed are saved. */
   readonly staged: boolean;
-  /** Address on which its side channel listens. */
   address(): { readonly host: string; readonly port: number };
-  /**
-   * Cleans up after a kill: closes a transport and a side channel that the options gave, because a
-   * kill leaves them open.
-   */
+  /** Closes what a kill leaves open. */
   bury(): Promise<void>;
   close(): Promise<void>;
 }
@@ -48,22 +44,20 @@ export async function createSimSides(
     tpSize,
     ppSize = 1,
     numBlocks,
+    dcpSize = 1,
     memoryType = "DRAM",
   } = options;
-  const { dcpSize = 1 } = options;
   const { clock } = host;
   const ambient: AmbientOptions = {
     clock,
     random: host.random,
     metrics: options.metrics ?? noMetrics,
-    ...(options.log === undefined ? {} : { log: options.log }),
+    log: options.log ?? silentLog,
   };
-  const cache = {
+  const cache = options.cache ?? {
     ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
-    ...(options.layout === undefined ? {} : { layout: options.layout }),
-    ...(options.attentionBackend === undefined
-      ? {}
-      : { attentionBackend: options.attentionBackend }),
+    layout: options.layout ?? "LBHNC",
+    attentionBackend: options.attentionBackend ?? "SIM",
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
   const sabotaged = sabotagedTransport(given, options.sabotage);
@@ -92,9 +86,7 @@ export async function createSimSides(
     ppSize,
     dcpSize,
     model: options.model ?? "sim",
-    ...(options.connectorVersion === undefined
-      ? {}
-      : { connectorVersion: options.connectorVersion }),
+    connectorVersion: options.connectorVersion ?? 15,
     ...(options.hashedAttentionBackend === undefined
       ? {}
       : { hashedAttentionBackend: options.hashedAttentionBackend }),
@@ -133,6 +125,7 @@ export async function createSimSides(
     scheduler,
     workers,
     ranks,
+    cache,
     staged: device !== undefined,
     address: () => ({ host: config.sideChannelHost, port: own.port() }),
     async bury() {
@@ -152,13 +145,7 @@ export async function createSimSides(
 }
 
 /** Registers the caches of each rank, and publishes what handshakes tell. */
-export async function registerCaches({
-  scheduler,
-  workers,
-  ranks,
-}: Pick<SimSides, "scheduler" | "workers"> & {
-  readonly ranks: Pick<SimRanks, "caches">;
-}): Promise<void> {
+export async function registerCaches({ scheduler, workers, ranks }: SimSides): Promise<void> {
   for (const [rank, worker] of workers.entries()) {
     const caches = ranks.caches[rank];
     if (caches !== undefined) await worker.registerKvCaches(caches);
@@ -168,7 +155,6 @@ export async function registerCaches({
   );
 }
 
-/** Wraps a side channel and records the port on which it listens. */
 function listening(sideChannel: SideChannel): {
   readonly sideChannel: SideChannel;
   port(): number;

@@ -1,21 +1,49 @@
 import { createWorkerOutputAggregator } from "@kv/connector";
-import { KvError, type KvTransferParams, type WorkerOutput } from "@kv/interface";
+import {
+  type BlockIds,
+  type ConnectorRequest,
+  KvError,
+  type KvTransferParams,
+  type WorkerOutput,
+} from "@kv/interface";
 import type { MemoryHost } from "@kv/transport-memory";
 import { createBlockPool } from "./block-pool.js";
-import { createSimCompute, PREFILL_STEPS, type Running, tokensHeld } from "./sim-compute.js";
 import type { SimEngine, SimEngineOptions, SimRequest } from "./sim-options.js";
 import { registerCaches, type SimSides } from "./sim-sides.js";
 
-/**
- * Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a
- * step.
- */
+const MAX_CHUNK_TOKENS = 90;
+/** From the step that admits a prompt to the end of its computation. */
+const STEPS = 2;
+
+interface Running extends ConnectorRequest, SimRequest {
+  readonly kind: "prefill" | "decode";
+  readonly cachedTokens: number;
+  blockIds: BlockIds;
+  phase: "queued" | "computing" | "receiving" | "over";
+  stepsLeft: number;
+  receivingSinceMs: number;
+  computedTokens: number;
+  /** Prompt tokens whose KV was there, or came from a peer. */
+  coveredTokens: number;
+  /** Of these, the tokens that came from a peer. */
+  externalTokens: number;
+  recompute: boolean;
+  resolve(params: KvTransferParams): void;
+  reject(error: KvError): void;
+}
+
+/** Of D's output, all but the last. */
+const tokensHeld = ({ numTokens, kind, outputTokens = 1 }: Running) =>
+  kind === "decode" ? numTokens + outputTokens - 1 : numTokens;
+
+const isFromPeer = ({ externalTokens, recompute }: Running) => externalTokens > 0 && !recompute;
+
+/** Runs the requests of an engine. `docs/architecture.md` defines a step. */
 export interface SimSteps
   extends Pick<
     SimEngine,
     "alive" | "prefill" | "decode" | "abort" | "sleep" | "wakeUp" | "outstanding"
   > {
-  /** No new step starts after this call. */
   stop(): void;
 }
 
@@ -24,29 +52,38 @@ export function createSimSteps(
   sides: SimSides,
   host: MemoryHost,
 ): SimSteps {
-  const { hostName, engineId, stepMs = 2, violation } = options;
-  const blockTokens = options.blockSize * (options.dcpSize ?? 1);
+  const { hostName, engineId, stepMs = 2, chunks, violation } = options;
   const { receiveDeadlineMs = Number.POSITIVE_INFINITY } = options;
-  const { scheduler, workers, ranks } = sides;
+  const { scheduler, workers, ranks, cache } = sides;
   const { clock } = host;
-  const compute = createSimCompute(options, sides);
   for (const worker of workers) worker.onProgress(wake);
   const aggregate = createWorkerOutputAggregator({ workers: workers.length });
-  const pool = createBlockPool(
-    options.numBlocks,
-    {
-      allocated(blockId) {
-        if (!ranks.poisoned(blockId))
-          violation(`${hostName}: block ${blockId} was written to while nobody had it`);
+  const groups = cache.groups.map((each, group) => ({
+    group,
+    isState: each.kind === "mamba",
+    isTransferred: each.enableKvTransfer !== false,
+    windowTokens: each.slidingWindowTokens ?? Number.POSITIVE_INFINITY,
+    blockTokens: (each.blockSize ?? cache.blockSize) * (options.dcpSize ?? 1),
+    pool: createBlockPool(
+      options.numBlocks,
+      {
+        allocated(blockId) {
+          if (!ranks.poisoned(group, blockId))
+            violation(
+              `${hostName}: block ${blockId} of group ${group} was written to while nobody had it`,
+            );
+        },
+        freed: (blockId) => ranks.poison(group, blockId),
       },
-      freed: (blockId) => ranks.poison(blockId),
-    },
-    options.blockOrder,
-  );
+      options.blockOrder,
+    ),
+  }));
+  /** Tokens at the end of a prompt that a D computes itself. */
+  const ownTokens = groups.some(({ isState }) => isState) ? 1 : 0;
   const requests = new Map<string, Running>();
   /** Blocks that the connector still needs after their requests ended in the engine. */
-  const kept = new Map<string, number[]>();
-  /** Requests that have ended since the last step: the workers do not know it yet. */
+  const kept = new Map<string, BlockIds>();
+  /** The workers do not know it yet. */
   const endedSinceStep = new Set<string>();
   const queue: Running[] = [];
   let stepping = false;
@@ -62,14 +99,70 @@ export function createSimSteps(
     requests.clear();
   });
 
+  const blocksOf = ({ isState, blockTokens }: (typeof groups)[number], numTokens: number) =>
+    isState ? 1 : Math.ceil(numTokens / blockTokens);
+
+  function allocate(numTokens: number): BlockIds | undefined {
+    const taken: number[][] = [];
+    for (const each of groups) {
+      const ids = each.pool.allocate(blocksOf(each, numTokens));
+      if (ids === undefined) {
+        free(taken);
+        return undefined;
+      }
+      taken.push(ids);
+    }
+    return taken;
+  }
+
+  function free(blockIds: BlockIds): void {
+    for (const [group, ids] of blockIds.entries()) groups[group]?.pool.free(ids);
+  }
+
+  function compute(
+    { prompt, blockIds }: Running,
+    from: number,
+    until: number | ((group: number) => number),
+    beforeLayer?: number,
+  ): void {
+    for (const [group, ids] of blockIds.entries()) {
+      const end = typeof until === "number" ? until : until(group);
+      ranks.compute({ prompt, group, blockIds: ids, from, until: end }, beforeLayer);
+    }
+  }
+
+  function check(request: Running, isNew: boolean): void {
+    const { requestId, prompt, blockIds, coveredTokens, cachedTokens } = request;
+    const until = isNew ? coveredTokens : tokensHeld(request);
+    for (const { group, isTransferred, windowTokens, blockTokens } of groups) {
+      const ids = blockIds[group] ?? [];
+      const isReceived = isFromPeer(request);
+      if (isReceived && !isTransferred) {
+        const untouched = ids.slice(Math.ceil(cachedTokens / blockTokens));
+        if (isNew && !untouched.every((id) => ranks.poisoned(group, id)))
+          violation(
+            `${hostName}: a peer wrote to group ${group} of ${requestId}, which has no part`,
+          );
+        continue;
+      }
+      const from = isReceived ? Math.max(0, coveredTokens - windowTokens + 1) : 0;
+      const wrong = ranks.firstWrong({ prompt, group, blockIds: ids, from, until }, isNew);
+      if (wrong !== undefined)
+        violation(`${hostName}: request ${requestId} has wrong bytes: ${wrong}`);
+    }
+  }
+
   function wake(): void {
     if (stepping || !alive || asleep) return;
     stepping = true;
-    clock.setTimer(() => {
-      // The engine may have been stopped in the meantime, or have gone to sleep.
-      if (alive && !asleep) void step();
-      else stepping = false;
-    }, stepMs);
+    clock.setTimer(
+      () => {
+        // It may have been stopped in the meantime, or have gone to sleep.
+        if (alive && !asleep) void step();
+        else stepping = false;
+      },
+      chunks === undefined ? stepMs : 1 + chunks.integer(3),
+    );
   }
 
   function hasWork(): boolean {
@@ -78,16 +171,17 @@ export function createSimSteps(
   }
 
   async function step(): Promise<void> {
-    // If this step waits for saves, the next step must not start before this one ends.
+    // A step that waits for saves ends before the next one starts.
     stepping = sides.staged;
     for (const request of queue.splice(0))
       if (request.phase === "queued" && !admit(request)) queue.push(request);
     endedSinceStep.clear();
     const metadata = overTheWire(scheduler.buildStepMetadata());
     for (const worker of workers) worker.startLoad(metadata);
-    const ended = [...requests.values()].filter(compute.step);
+    const named = [...requests.values()].filter(isNamed);
+    const ended = named.filter(advance);
     const computed: Record<string, number> = {};
-    for (const { requestId, kind, computedTokens } of requests.values())
+    for (const { requestId, kind, computedTokens } of named)
       if (kind === "prefill") computed[requestId] = computedTokens;
     const saves = workers.map((worker) => worker.waitForSave(metadata, computed));
     if (!sides.staged) for (const save of saves) save.catch((error) => violation(String(error)));
@@ -99,6 +193,53 @@ export function createSimSteps(
     for (const request of ended) if (request.phase !== "over") end(request, "length");
     collect();
     if (hasWork()) wake();
+  }
+
+  /** With `chunks`, leaves prompts out of the step at random, and preempts some. */
+  function isNamed(request: Running): boolean {
+    if (chunks === undefined || request.kind === "decode") return true;
+    if (request.phase !== "computing") return false;
+    const chance = chunks.next();
+    if (chance >= 0.3 && chance < 0.35) {
+      free(request.blockIds);
+      request.blockIds = [];
+      request.phase = "queued";
+      queue.push(request);
+    }
+    return chance >= 0.35;
+  }
+
+  /** Computes a step of a request, and checks what it reads. Returns whether it ended. */
+  function advance(request: Running): boolean {
+    if (request.phase !== "computing") return false;
+    const { kind, numTokens, coveredTokens, recompute } = request;
+    if (kind === "prefill" && chunks !== undefined) {
+      const from = request.computedTokens;
+      request.computedTokens = Math.min(numTokens, from + 1 + chunks.integer(MAX_CHUNK_TOKENS));
+      compute(request, from, request.computedTokens);
+      return request.computedTokens === numTokens;
+    }
+    if (recompute && request.stepsLeft === STEPS) compute(request, 0, numTokens);
+    request.stepsLeft -= 1;
+    const isLast = request.stepsLeft === 0;
+    if (kind === "prefill" && (isLast || sides.staged)) {
+      request.computedTokens = isLast ? numTokens : Math.floor(numTokens / 2);
+      compute(request, isFromPeer(request) ? coveredTokens : 0, request.computedTokens);
+    }
+    if (!isLast) {
+      if (options.reportsLayers === true && kind === "prefill") computeFirstLayer(request);
+      return false;
+    }
+    if (kind === "decode") compute(request, numTokens, tokensHeld(request));
+    if (kind === "decode" || isFromPeer(request)) check(request, false);
+    return true;
+  }
+
+  function computeFirstLayer(request: Running): void {
+    compute(request, 0, request.numTokens, 1);
+    const computedTokens = { [request.requestId]: request.numTokens };
+    for (const worker of workers.slice(0, options.tpSize))
+      worker.layerComputed?.({ regions: ["layers.0"], computedTokens });
   }
 
   function collect(): void {
@@ -126,16 +267,14 @@ export function createSimSteps(
   }
 
   async function wakeUp(): Promise<void> {
-    for (let block = 0; block < options.numBlocks; block++) ranks.poison(block);
+    for (const { group } of groups)
+      for (let block = 0; block < options.numBlocks; block++) ranks.poison(group, block);
     await registerCaches(sides);
     asleep = false;
     wake();
   }
 
-  /**
-   * Ends each request whose blocks could not be saved, before any peer is told that the blocks are
-   * ready.
-   */
+  /** Ends requests whose blocks could not be saved, before any peer is told that they are ready. */
   function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
     for (const outcome of outcomes) {
       if (outcome.status === "fulfilled") continue;
@@ -156,14 +295,11 @@ export function createSimSteps(
     }
   }
 
-  /**
-   * Returns false when the request cannot start now: the connector asks to wait, or there are not
-   * enough free blocks.
-   */
   function admit(request: Running): boolean {
+    const { numTokens, cachedTokens, cachedByGroup, kind } = request;
     let external = 0;
     try {
-      const matched = scheduler.matchedTokens(request, request.cachedTokens);
+      const matched = scheduler.matchedTokens(request, cachedTokens, cachedByGroup);
       if (matched.wait === true) return false;
       external = matched.tokens;
     } catch (error) {
@@ -171,34 +307,31 @@ export function createSimSteps(
       request.reject(KvError.from(error, "KV_INTERNAL", "matchedTokens"));
       return true;
     }
-    const blockIds = pool.allocate(Math.ceil(tokensHeld(request) / blockTokens));
+    const blockIds = allocate(tokensHeld(request));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
-    // Writes the tokens that no peer sends. At a full prefix hit, a real engine computes only the
-    // last token.
-    ranks.compute(
-      request.prompt,
-      blockIds,
-      0,
-      external === 0 ? request.numTokens : request.cachedTokens,
+    // The tokens that no peer sends and no chunk computes. At a full prefix hit, a real engine
+    // computes only the last one.
+    if (external === 0 && (chunks === undefined || kind === "decode"))
+      compute(request, 0, numTokens);
+    else compute(request, 0, (group) => cachedByGroup?.[group] ?? cachedTokens);
+    const ofPrompt = groups.map((each) =>
+      blockIds[each.group]?.slice(0, blocksOf(each, numTokens)),
     );
-    const ofPrompt = blockIds.slice(0, Math.ceil(request.numTokens / blockTokens));
-    scheduler.afterAllocation(request, [ofPrompt], external);
+    scheduler.afterAllocation(request, ofPrompt as BlockIds, external, cachedByGroup);
     request.externalTokens = external;
     request.phase = external > 0 ? "receiving" : "computing";
     request.receivingSinceMs = clock.now();
-    request.stepsLeft = PREFILL_STEPS;
-    request.coveredTokens = external > 0 ? request.cachedTokens + external : request.numTokens;
+    request.stepsLeft = STEPS;
+    if (chunks !== undefined) request.computedTokens = cachedTokens;
+    request.coveredTokens = external > 0 ? cachedTokens + external : numTokens;
     const { remote_num_tokens: remoteTokens } = request.kvTransferParams ?? {};
     const expected = Math.min(
-      request.numTokens,
+      kind === "decode" ? numTokens - ownTokens : numTokens,
       typeof remoteTokens === "number" ? remoteTokens : Infinity,
     );
-    if (external > 0 && request.coveredTokens !== expected) {
-      violation(
-        `${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`,
-      );
-    }
+    if (external > 0 && request.coveredTokens !== expected)
+      violation(`${hostName}: ${external} tokens after ${cachedTokens} of ${numTokens}`);
     return true;
   }
 
@@ -211,9 +344,9 @@ export function createSimSteps(
     const first = sameTokensAs * 1000 + numTokens;
     const outputTokenIds = Array.from({ length: outputTokens }, (_, at) => first + at);
     const computed = { numComputedTokens: tokensHeld(request), outputTokenIds };
-    const finished = scheduler.requestFinished({ ...request, ...computed }, [blockIds], reason);
+    const finished = scheduler.requestFinished({ ...request, ...computed }, blockIds, reason);
     if (finished.keepBlocks) kept.set(requestId, blockIds);
-    else pool.free(blockIds);
+    else free(blockIds);
     const { kv_peer, ...params } = finished.kvTransferParams ?? {};
     if (reason === "length") {
       request.resolve(overTheWire(options.plain === true ? params : { ...params, kv_peer }));
@@ -223,17 +356,14 @@ export function createSimSteps(
   function apply(output: WorkerOutput): void {
     const failed = new Map(output.failedReceiving.map((failure) => [failure.requestId, failure]));
     for (const blockId of output.failedBlockIds) {
-      if (!pool.isUsed(blockId))
+      if (!groups.some(({ pool }) => pool.isUsed(blockId)))
         violation(`${hostName}: failed block ${blockId} belongs to nobody`);
     }
-    // Free the blocks in the same turn in which the scheduler connector learns of it: until then it
-    // reports them as held.
+    // In the same turn as its blocks are freed: until then it reports them as held.
     scheduler.applyWorkerOutput(output);
     for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
-      const blockIds = kept.get(requestId);
-      if (blockIds === undefined) continue;
+      free(kept.get(requestId) ?? []);
       kept.delete(requestId);
-      pool.free(blockIds);
     }
     for (const requestId of output.finishedReceiving) {
       const request = requests.get(requestId);
@@ -244,42 +374,46 @@ export function createSimSteps(
       const failure = failed.get(requestId);
       if (failure === undefined) {
         options.received?.(requestId, output.unverifiedReceiving?.includes(requestId) !== true);
-        compute.check(request, true);
-        ranks.compute(request.prompt, request.blockIds, request.coveredTokens, request.numTokens);
-        // The request now decodes. Nothing may write to its blocks during these steps.
-        request.phase = "computing";
-        request.stepsLeft = PREFILL_STEPS;
+        check(request, true);
+        if (chunks !== undefined) request.computedTokens = request.coveredTokens;
+        if (chunks === undefined || request.kind === "decode")
+          compute(request, request.coveredTokens, request.numTokens);
       } else if (scheduler.loadFailurePolicy === "recompute" && failure.blocksAtRisk !== true) {
         request.recompute = true;
-        request.phase = "computing";
-        request.stepsLeft = PREFILL_STEPS;
       } else {
         end(request, "error");
         request.reject(new KvError(failure.code, failure.message));
+        continue;
       }
+      // Nothing may write to its blocks during the steps to come.
+      request.phase = "computing";
+      request.stepsLeft = STEPS;
     }
   }
 
   function submit(
     request: SimRequest,
     kind: Running["kind"],
-    params: KvTransferParams,
-    cachedTokens: number,
+    kvTransferParams: KvTransferParams,
   ): Promise<KvTransferParams> {
+    const { requestId } = request;
+    const whole = { requestId, numPromptTokens: request.numTokens, kvTransferParams };
     return new Promise((resolve, reject) => {
       if (!alive) {
         reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} is dead`));
         return;
       }
+      const numTokens = scheduler.tokensToPrefill?.(whole) ?? request.numTokens;
       const running: Running = {
+        cachedTokens: 0,
         ...request,
+        ...whole,
         kind,
-        numPromptTokens: request.numTokens,
+        numTokens,
+        numPromptTokens: numTokens,
         ...(options.handsEqualTokens === true
-          ? { promptTokenIds: new Array<number>(request.numTokens).fill(0) }
-          : contentOf(request)),
-        kvTransferParams: params,
-        cachedTokens,
+          ? { promptTokenIds: new Array<number>(numTokens).fill(0) }
+          : contentOf({ ...request, numTokens })),
         blockIds: [],
         phase: "queued",
         stepsLeft: 0,
@@ -291,7 +425,7 @@ export function createSimSteps(
         resolve,
         reject,
       };
-      requests.set(request.requestId, running);
+      requests.set(requestId, running);
       queue.push(running);
       scheduler.requestQueued?.(running);
       wake();
@@ -302,23 +436,17 @@ export function createSimSteps(
     get alive() {
       return alive;
     },
-    prefill: ({ cachedTokens = 0, ...request }) =>
-      submit(
-        request,
-        "prefill",
-        {
-          do_remote_decode: true,
-          do_remote_prefill: false,
-          remote_engine_id: null,
-          remote_block_ids: null,
-          remote_host: null,
-          remote_port: null,
-          ...request.params,
-        },
-        cachedTokens,
-      ),
-    decode: ({ params, cachedTokens = 0, ...request }) =>
-      submit(request, "decode", params, cachedTokens),
+    prefill: ({ params, ...request }) =>
+      submit(request, "prefill", {
+        do_remote_decode: true,
+        do_remote_prefill: false,
+        remote_engine_id: null,
+        remote_block_ids: null,
+        remote_host: null,
+        remote_port: null,
+        ...params,
+      }),
+    decode: ({ params, ...request }) => submit(request, "decode", params),
     abort(requestId) {
       const request = requests.get(requestId);
       if (request === undefined) return;
@@ -332,11 +460,11 @@ export function createSimSteps(
     },
     outstanding() {
       const held: Record<string, number> = {
-        blocks: pool.used,
+        blocks: groups.reduce((sum, { pool }) => sum + pool.used, 0),
         kept: kept.size,
         requests: requests.size,
+        aggregating: aggregate.size,
       };
-      held.aggregating = aggregate.size;
       const { listeners: _, ...rest } = scheduler.outstanding();
       for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
       for (const [rank, worker] of workers.entries()) {
@@ -353,10 +481,7 @@ export function createSimSteps(
   };
 }
 
-/**
- * The tokens of a simulated prompt, and what else decides its KV. Prompts of one number begin
- * alike.
- */
+/** The tokens of a prompt, and what else decides its KV. Prompts of one number begin alike. */
 function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: SimRequest) {
   const promptTokenIds = Array.from(
     { length: numTokens },
@@ -367,10 +492,7 @@ function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: S
     : { promptTokenIds, contentKey: `adapter ${prompt}` };
 }
 
-/**
- * The scheduler and workers of a connector may run in different processes, so the values between
- * them are converted to JSON and back.
- */
-export function overTheWire<T>(value: T): T {
+/** The scheduler and the workers may run in different processes. */
+function overTheWire<T>(value: T): T {
   return JSON.parse(JSON.stringify(value)) as T;
 }

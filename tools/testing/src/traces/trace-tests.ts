@@ -13,17 +13,15 @@ export function started<T>(work: Promise<T>): Promise<T> {
   return work;
 }
 
-/** What the script of a trace plays with. */
 export type TracePlay = ReturnType<typeof createScenario> & {
-  /** Computes the n-th prompt, and resolves to the parameters for D. */
+  /** Resolves to the parameters for D. */
   prefilled(p: SimEngine, n: number, change?: Partial<SimRequest>): Promise<KvTransferParams>;
-  /** Ends the process of an engine, and says so in the trace. */
+  /** Says so in the trace. */
   kill(engine: SimEngine): Promise<void>;
 };
 
-/** A scenario that has a trace. */
 export interface TraceScenario {
-  /** What happens, in a few sentences: the head of the file. */
+  /** The head of the file. */
   readonly about: readonly string[];
   readonly faults?: readonly FaultRule[];
   play(play: TracePlay): Promise<void>;
@@ -32,9 +30,8 @@ export interface TraceScenario {
 const MAX_LINES = 60;
 
 /**
- * Compares the trace of each scenario with `{folder}/{name}.txt`. `npx vitest run FILE -u` writes
- * the files anew. Expects that the scenario leaves nothing behind, and that a file is not longer
- * than a person likes to read.
+ * Compares each trace with `{folder}/{name}.txt`, which `npx vitest run FILE -u` writes anew, and
+ * which a person likes to read: it is short.
  */
 export function traceTests(
   folder: string,

@@ -14,28 +14,23 @@ import { blockRanges, describeAnswer, describeRequest } from "./wire-text.js";
 
 interface Line {
   readonly cells: readonly string[];
-  /** Blocks that each living engine holds after the event. */
+  /** By each living engine, after the event. */
   readonly held: ReadonlyMap<string, string>;
 }
 
-/** Blocks of each request that an engine holds. */
+/** By request. */
 type Held = Map<string, readonly number[]>;
 
 const TRACEPARENT = "00-00000000000000000000000000000001-0000000000000001-01";
 
-/**
- * Records what the engines of one scenario do and send, as lines that a person reads. It stands
- * between each engine and its connector.
- */
+/** Records what the engines of a scenario do and send, between each engine and its connector. */
 export class Trace {
   readonly #agents = new TracedAgents();
   readonly #lines: Line[] = [];
   readonly #engines = new Map<string, Held>();
-  /** How often each engine was started. */
   readonly #starts = new Map<string, number>();
   #clock: Clock | undefined;
 
-  /** The connector, observed. */
   observed(connector: ConnectorModule): ConnectorModule {
     return {
       name: connector.name,
@@ -51,19 +46,17 @@ export class Trace {
     };
   }
 
-  /** Called when an engine was killed. Its memory is gone. */
+  /** Its memory is gone. */
   killed(engineId: string): void {
     const engine = engineId.toUpperCase();
     this.#engines.delete(engine);
     this.#say(engine, "is killed");
   }
 
-  /** Number of blocks that an engine holds. */
   heldBy(engineId: string): number {
     return [...(this.#engines.get(engineId.toUpperCase())?.values() ?? [])].flat().length;
   }
 
-  /** The lines so far, in aligned columns. */
   text(): string {
     const engines = [...new Set(this.#lines.flatMap(({ held }) => [...held.keys()]))];
     const rows = [
@@ -98,7 +91,7 @@ export class Trace {
   #scheduler(engine: string, held: Held, scheduler: SchedulerConnector): SchedulerConnector {
     const hits = new Map<string, number>();
     const prefills = new Set<string>();
-    /** Requests that have ended in the engine, and whose blocks the connector still needs. */
+    /** They have ended, and the connector still needs their blocks. */
     const kept = new Set<string>();
     const say = (requestId: string, what: string) => this.#say(engine, `${requestId} ${what}`);
     const free = (requestId: string, why: string) => {

@@ -8,7 +8,6 @@ import {
 } from "@kv/interface";
 import { blockRanges, describeNotification } from "./wire-text.js";
 
-/** A block of a region, as the trace names it. */
 interface Block {
   readonly engine: string;
   readonly region: string;
@@ -18,16 +17,12 @@ interface Block {
 /** Adds a line: `to` and `from` are arrows, and the rank at the other end. */
 type Say = (way: string, what: string) => void;
 
-/**
- * The agents and caches of all engines of a network: addresses of transfers are told as blocks, and
- * agents as ranks.
- */
+/** Tells addresses of transfers as blocks, and agents as ranks. */
 export class TracedAgents {
   readonly #regions: (KvCacheRegion & { readonly engine: string })[] = [];
   readonly #ranks = new Map<string, string>();
   readonly #lists = new WeakMap<PreparedList, readonly Block[]>();
 
-  /** Called for the caches that an engine registers. */
   register(engine: string, regions: readonly KvCacheRegion[]): void {
     this.#regions.push(...regions.map((region) => ({ ...region, engine })));
   }

@@ -5,7 +5,6 @@ import {
   decodeNotification,
 } from "@kv/protocol";
 
-/** A request on the side channel. */
 export function describeRequest(frames: readonly Uint8Array[]): string {
   const query = decodeLeaseQuery(frames);
   if (query === undefined)
@@ -16,7 +15,6 @@ export function describeRequest(frames: readonly Uint8Array[]): string {
   return `lease query: do you hold ${requestId}${content}?`;
 }
 
-/** The answer to it. */
 export function describeAnswer(frames: readonly Uint8Array[]): string {
   const lease = decodeLeaseReply(frames);
   if (lease === undefined) return "handshake answer: compatibility hash, agent, regions";
@@ -24,10 +22,7 @@ export function describeAnswer(frames: readonly Uint8Array[]): string {
   return `lease answer: ${lease.held ? "held" : "not held"}${compared}`;
 }
 
-/**
- * A notification. Between `@kv` peers, `done` and `HB` have proofs that vLLM's form lacks; they are
- * left out.
- */
+/** Proofs between `@kv` peers, which vLLM's form lacks, are left out. */
 export function describeNotification(payload: Uint8Array): string {
   const notification = decodeNotification(payload);
   switch (notification.kind) {
