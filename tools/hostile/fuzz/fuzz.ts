@@ -129,6 +129,6 @@ export async function runFuzz(name: string, options: FuzzOptions): Promise<Row> 
   return rowOf(`fuzz ${name}, seed ${options.seed}`, `${tries} inputs`, [
     [`${coverage.size} blocks of code`, true],
     [`${inputs.length} inputs to mutate`, true],
-    ...[...failures].map(([place, path]) => [`${place}: ${path}`, false] as const),
+    ...[...failures].map(([place, path]) => [`${place.split("\n")[0]}: ${path}`, false] as const),
   ]);
 }
