@@ -7,16 +7,6 @@ import { fileURLToPath } from "node:url";
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
 const SAMPLE_MS = 50;
 
-/** What was seen of a process: resident memory in MiB, and open descriptors. */
-export interface Sizes {
-  /** From the first sample to the largest. */
-  readonly grownMib: number;
-  /** Means of the first and the last third, without the first fifth: that is warm-up. */
-  readonly early: number;
-  readonly late: number;
-  readonly mostDescriptors: number;
-}
-
 /** A program of this repository in a process of its own, observed from outside. */
 export class ObservedProcess {
   readonly #child: ChildProcess;
@@ -54,14 +44,17 @@ export class ObservedProcess {
     return this.line();
   }
 
-  /** Samples its sizes until the returned function is called. */
-  watch(): () => Sizes {
+  /**
+   * Samples its resident memory and descriptors until the returned function is called. `early` and
+   * `late`: means of thirds, without the first fifth, which is warm-up.
+   */
+  watch() {
     const mib: number[] = [];
-    let mostDescriptors = 0;
+    let mostOpen = 0;
     const sample = () => {
       if (!this.isRunning) return;
       mib.push(residentMib(this.pid));
-      mostDescriptors = Math.max(mostDescriptors, descriptors(this.pid));
+      mostOpen = Math.max(mostOpen, descriptors(this.pid));
     };
     sample();
     const watch = setInterval(sample, SAMPLE_MS).unref();
@@ -75,7 +68,7 @@ export class ObservedProcess {
         grownMib: Math.round(Math.max(...mib) - (mib[0] ?? 0)),
         early: mean(steady.slice(0, third)),
         late: mean(steady.slice(-third)),
-        mostDescriptors,
+        mostOpen,
       };
     };
   }

@@ -1,11 +1,11 @@
 import type { Check } from "../row.js";
-import type { Victim } from "./victims.js";
+import type { VICTIMS } from "./victims.js";
 
 /** An attack on a server of ours: one entry of the table in `attacks.ts`. */
 export interface Attack {
   /** What is attacked, and how. */
   readonly title: string;
-  readonly victim: Victim["kind"];
+  readonly victim: keyof typeof VICTIMS;
   /** How much one round tries, in words. */
   readonly tries: string;
   /** @default 1 */
@@ -14,8 +14,8 @@ export interface Attack {
   readonly attackers?: number;
   /** How many descriptors the victim may have. @default no limit */
   readonly mostDescriptors?: number;
-  /** Whether the demo can be attacked too, as `under-flood` does. @default true */
-  readonly floods?: boolean;
+  /** Whether the demo has what is attacked: `under-flood` attacks it. */
+  readonly floods: boolean;
   /**
    * One round, in a process of the attacker, which closes all connections afterwards. What it
    * returns must hold beside what holds for each attack.

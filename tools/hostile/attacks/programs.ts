@@ -47,6 +47,7 @@ const instanceHttp: Attack = {
   title:
     "an instance's HTTP: held bodies, slow headers, nesting, objects, pipelining, forged releases",
   victim: "demo",
+  floods: true,
   tries: "65320 connections and requests",
   rounds: 5,
   async round({ instanceUrl }) {

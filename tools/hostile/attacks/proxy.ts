@@ -20,6 +20,7 @@ const ABORTING_CLIENTS = 4;
 const abortedPrefills: Attack = {
   title: "proxy: clients that abort during prefill",
   victim: "proxy",
+  floods: true,
   tries: `${ABORTING_CLIENTS} clients for 25 s`,
   async round(target) {
     const untilMs = Date.now() + 25_000;
@@ -44,6 +45,7 @@ const abortedPrefills: Attack = {
 const pipelined: Attack = {
   title: "proxy: pipelined requests on one connection",
   victim: "proxy",
+  floods: true,
   tries: "3 times 30000",
   mostDescriptors: 199,
   async round(target) {
@@ -73,6 +75,7 @@ const OF_BROWSERS: readonly (readonly [headers: Record<string, string>, status: 
 const adminRebinding: Attack = {
   title: "proxy: admin port through a browser (DNS rebinding, other origins, forms)",
   victim: "proxy",
+  floods: true,
   tries: "22 requests",
   rounds: 20,
   async round({ adminUrl }) {
@@ -103,6 +106,7 @@ const HELD_BYTES = 15 << 20;
 const heldBodies: Attack = {
   title: "proxy: bodies that never end",
   victim: "proxy",
+  floods: true,
   tries: "100 connections, 15 MiB each",
   async round({ proxyUrl }) {
     const piece = Buffer.alloc(1 << 20, "a");
@@ -128,6 +132,7 @@ function keys(lengthBytes: number): string {
 const smallKeys: Attack = {
   title: "proxy: bodies of small keys, many values, deep lists",
   victim: "proxy",
+  floods: true,
   tries: "6 kinds, 1 to 60 MB, 4 at once each",
   async round({ proxyUrl }) {
     // The largest bodies that are accepted: 60 MB are above the limit of a body, 15 MiB above that
@@ -149,6 +154,7 @@ const smallKeys: Attack = {
 const timedOut: Attack = {
   title: "proxy: connections that time out and stay half open",
   victim: "proxy",
+  floods: true,
   tries: "2000 connections",
   async round({ proxyUrl, pid }) {
     const before = descriptors(pid);

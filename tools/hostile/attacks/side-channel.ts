@@ -47,6 +47,7 @@ async function pour(port: number, chunk: Buffer, bytes: number): Promise<number>
 const pouredFrames = (what: string, frames: Buffer, mib: number, restMs = 0): Attack => ({
   title: `side channel: ${what}`,
   victim: "side-channel",
+  floods: true,
   tries: `${mib} MiB, or 20 s`,
   async round({ sideChannel }) {
     const untilMs = Date.now() + 20_000;
@@ -63,6 +64,7 @@ const pouredFrames = (what: string, frames: Buffer, mib: number, restMs = 0): At
 const keptConnections = (kind: string, begin: Buffer): Attack => ({
   title: `side channel: connections that are kept, ${kind}`,
   victim: "side-channel",
+  floods: true,
   // Together more than a process has descriptors.
   tries: "10200 connections of each of 2 processes",
   attackers: 2,
@@ -110,8 +112,8 @@ async function hostileListener(chunk: Buffer) {
 const hostileReplies: Attack = {
   title: "side channel: a hostile listener towards our client",
   victim: "side-channel",
-  tries: "3 requests per kind of reply",
   floods: false,
+  tries: "3 requests per kind of reply",
   async round({ clientUrl }) {
     const checks: Check[] = [];
     for (const [name, chunk] of Object.entries(REPLIES)) {

@@ -7,7 +7,6 @@ import type { Load, Measured } from "./honest-clients.js";
 
 /** Servers, with honest clients in another process. */
 export interface Victim {
-  readonly kind: "proxy" | "side-channel" | "bench" | "demo";
   readonly target: Partial<Target>;
   /** Those that are attacked. */
   readonly processes: Readonly<Record<string, ObservedProcess>>;
@@ -15,7 +14,7 @@ export interface Victim {
   /** What no process may grow by, and no honest client may wait. */
   readonly mostMib: number;
   readonly mostWaitMs: number;
-  close(): void;
+  close(): Promise<unknown>;
 }
 
 type Parts = Omit<Victim, "honest" | "close"> & {
@@ -30,7 +29,7 @@ async function victimOf({ load, helper, ...victim }: Parts): Promise<Victim> {
   await honest.line();
   const all = [honest, ...Object.values(victim.processes), ...(helper ? [helper] : [])];
 
-  return { ...victim, honest, close: () => all.forEach((each) => void each.end()) };
+  return { ...victim, honest, close: () => Promise.all(all.map((each) => each.end())) };
 }
 
 /** What honest clients see while `work` is done. */
@@ -40,31 +39,28 @@ export async function measure(honest: ObservedProcess, work: () => Promise<unkno
   return JSON.parse(await honest.ask("end")) as Measured;
 }
 
-/** Starts kv-proxy, and returns it with its URLs. */
-export async function startProxy(flags: readonly string[], file = "packages/proxy/src/cli.ts") {
-  const always = ["--port", "0", "--admin-port", "0"];
-  const proxy = new ObservedProcess(file, [...always, ...flags]);
+/** Starts kv-proxy in front of these instances, and returns it with its URLs. */
+export async function startProxy(
+  prefill: readonly string[],
+  decode: readonly string[],
+  flags: readonly string[] = [],
+  file = "packages/proxy/src/cli.ts",
+) {
+  const ports = ["--port", "0", "--admin-port", "0", "--log-level", "silent"];
+  const instances = ["--prefill", ...prefill, "--decode", ...decode];
+  const proxy = new ObservedProcess(file, [...ports, ...instances, ...flags]);
   const [, proxyUrl = "", adminUrl = ""] =
     /ready (\S+) .* admin (\S+)/.exec(await proxy.line()) ?? [];
 
   return { proxy, proxyUrl, adminUrl };
 }
 
-const proxyFlags = (prefill: string, decode: string) => [
-  "--prefill",
-  prefill,
-  "--decode",
-  decode,
-  "--log-level",
-  "silent",
-];
-
 /** kv-proxy in front of instances that answer at once. */
 async function proxyVictim(): Promise<Victim> {
   const helper = new ObservedProcess("tools/hostile/attacks/slow-instance.ts");
   const { prefill, decode } = JSON.parse(await helper.line()) as Record<string, number>;
-  const flags = proxyFlags(`127.0.0.1:${prefill}`, `127.0.0.1:${decode}`);
-  const { proxy, proxyUrl, adminUrl } = await startProxy(flags);
+  const at = (port: number | undefined) => [`127.0.0.1:${port}`];
+  const { proxy, proxyUrl, adminUrl } = await startProxy(at(prefill), at(decode));
   const question = {
     url: `${proxyUrl}/v1/completions`,
     body: { prompt: "honest", max_tokens: 1 },
@@ -72,13 +68,7 @@ async function proxyVictim(): Promise<Victim> {
   };
 
   return victimOf({
-    kind: "proxy",
-    target: {
-      pid: proxy.pid,
-      proxyUrl,
-      adminUrl,
-      countsUrl: `http://127.0.0.1:${prefill}/counts`,
-    },
+    target: { pid: proxy.pid, proxyUrl, adminUrl, countsUrl: `http://${at(prefill)}/counts` },
     processes: { proxy },
     helper,
     load: { questions: [question], clients: 1, pauseMs: 20 },
@@ -93,7 +83,6 @@ async function sideChannelVictim(): Promise<Victim> {
   const clientUrl = `http://127.0.0.1:${http}`;
 
   return victimOf({
-    kind: "side-channel",
     target: { pid: listener.pid, sideChannel: port, clientUrl },
     processes: { listener },
     load: {
@@ -117,7 +106,6 @@ async function benchVictim(): Promise<Victim> {
   };
 
   return victimOf({
-    kind: "bench",
     target: { pid: bench.pid, benchPort },
     processes: { bench },
     load: { questions: [question], clients: 1, pauseMs: 20 },
@@ -168,8 +156,13 @@ async function demoVictim(): Promise<Victim> {
   const urlOf = async (started: ObservedProcess) =>
     (JSON.parse(await started.line()) as { url: string }).url;
   const [prefillUrl, instanceUrl] = [await urlOf(P), await urlOf(D)];
-  const flags = proxyFlags(new URL(prefillUrl).host, new URL(instanceUrl).host);
-  const { proxy, proxyUrl, adminUrl } = await startProxy(flags, PROXY);
+  const at = (url: string) => [new URL(url).host];
+  const { proxy, proxyUrl, adminUrl } = await startProxy(
+    at(prefillUrl),
+    at(instanceUrl),
+    [],
+    PROXY,
+  );
 
   const questions = await Promise.all(
     Array.from({ length: 16 }, async (_, number) => {
@@ -197,7 +190,6 @@ async function demoVictim(): Promise<Victim> {
   if (questions.some(({ wanted }) => wanted === "")) throw new Error("an instance has no tokens");
 
   return victimOf({
-    kind: "demo",
     target: { pid: proxy.pid, proxyUrl, adminUrl, sideChannel, instanceUrl },
     processes: { P, D, proxy },
     load: { questions, clients: 2, pauseMs: 100 },
@@ -206,7 +198,7 @@ async function demoVictim(): Promise<Victim> {
   });
 }
 
-export const VICTIMS: Readonly<Record<Victim["kind"], () => Promise<Victim>>> = {
+export const VICTIMS = {
   proxy: proxyVictim,
   "side-channel": sideChannelVictim,
   bench: benchVictim,

@@ -9,20 +9,15 @@ import { untilNothingHeld } from "./held-resources.js";
 
 const STDERR_KEPT = 4000;
 
-/** An engine that runs in its own process. */
-interface EngineChild extends FaultEngine {
-  counts(): Promise<Readonly<Record<string, number>>>;
-  stopFaults(): Promise<void>;
-  /** What was still held after the engine had closed. */
-  readonly left: { transfers: number; registrations: number };
-}
-
-/** Requests that are pending when the process ends reject. */
-async function startChild(
+/** Starts an engine in its own process. Requests that are pending when the process ends reject. */
+async function startProcess(
   options: EngineProcessOptions,
   violation: (what: string) => void,
-): Promise<EngineChild> {
+  left: Record<"transfers" | "registrations", number>,
+) {
   const { hostName, engineId, tpSize } = options;
+  const name = `the process of engine ${engineId} on ${hostName}`;
+  const dead = () => new KvError("KV_ENGINE_FAILED", `${name} has ended`);
   const child = fork(
     await bundled(fileURLToPath(new URL("./engine-process.ts", import.meta.url))),
     [JSON.stringify(options)],
@@ -40,96 +35,95 @@ async function startChild(
   const rpc = createBirpc<EngineFunctions, ParentFunctions>(
     { violation },
     {
-      post: (message) => child.send(message, () => {}),
+      post(message) {
+        if (!child.connected) throw dead();
+        // If the process has just ended, its exit rejects the call.
+        child.send(message, () => {});
+      },
       on: (receive) => child.on("message", receive),
       timeout: -1,
       deserialize: ({ e: error, ...message }) => ({
         ...message,
-        e:
-          error && (error.code ? new KvError(error.code, error.message) : new Error(error.message)),
+        e: error && (error.code ? new KvError(error.code, error.message) : Error(error.message)),
       }),
     },
   );
-  const name = `the process of engine ${engineId} on ${hostName}`;
-  const dead = () => new KvError("KV_ENGINE_FAILED", `${name} has ended`);
   let killed = false;
   const exited = new Promise<void>((resolve) => {
     child.once("exit", (code, signal) => {
-      rpc.$close(dead());
+      void rpc.$rejectPendingCalls(({ reject }) => reject(dead()));
       if (!killed && code !== 0)
         violation(`${name} ended with ${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`);
       resolve();
     });
   });
-  const living = <T>(call: () => Promise<T>) => (rpc.$closed ? Promise.reject(dead()) : call());
 
-  const left = { transfers: 0, registrations: 0 };
-  return {
+  const engine: FaultEngine = {
     engineId,
     tpSize,
     address: await rpc.address(),
-    prefill: (prompt) => living(() => rpc.prefill(prompt)),
-    decode: (prompt) => living(() => rpc.decode(prompt)),
-    abort: (requestId) => void rpc.abort.asEvent(requestId).catch(() => {}),
-    outstanding: () => living(rpc.outstanding),
-    counts: () => living(rpc.counts),
-    stopFaults: () => living(rpc.stopFaults),
-    left,
+    prefill: rpc.prefill,
+    decode: rpc.decode,
+    abort: (requestId) => void rpc.abort(requestId).catch(() => {}),
+    outstanding: rpc.outstanding,
     async kill() {
       killed = true;
       child.kill("SIGKILL");
       await exited;
     },
     async close() {
-      Object.assign(left, await living(rpc.close));
+      const { transfers, registrations } = await rpc.close();
+      left.transfers += transfers;
+      left.registrations += registrations;
       await exited;
     },
   };
+  return { engine, rpc };
 }
 
 /**
  * Runs each engine in its own process, with NIXL over UCX and ZMQ between them, with the real
  * clock. Engines are killed with SIGKILL.
  */
-export function multiProcessFixture(options: {
+export function multiProcessFixture({
+  faults,
+  ...options
+}: {
   readonly connector: "pull" | "push";
   readonly seed: string;
   readonly lateMs: number;
-  /** Whether operations fail, besides the deaths of engines. @default true */
-  readonly faults?: boolean;
+  /** Whether operations fail, besides the deaths of engines. */
+  readonly faults: boolean;
 }): FaultFixture {
-  const { connector, lateMs, faults = true } = options;
   const clock = systemClock();
-  const children: EngineChild[] = [];
+  const children: Awaited<ReturnType<typeof startProcess>>[] = [];
   /** A restarted engine listens on its predecessor's port, so that peers notice the restart. */
   const ports = new Map<string, number>();
   const counts: Record<string, number> = {};
+  const left = { transfers: 0, registrations: 0 };
   return {
     clock,
     async start({ connector: _, violation, ...order }) {
       const seed = `${options.seed} ${order.hostName} ${children.length}`;
       const sideChannelPort = ports.get(order.hostName) ?? 0;
-      const given = { ...order, connector, seed, sideChannelPort, lateMs };
-      const child = await startChild(given, violation);
-      if (!faults) await child.stopFaults();
-      ports.set(order.hostName, child.address.port);
+      const given = { ...options, ...order, seed, sideChannelPort };
+      const child = await startProcess(given, violation, left);
+      if (!faults) await child.rpc.stopFaults();
+      ports.set(order.hostName, child.engine.address.port);
       children.push(child);
-      return child;
+      return child.engine;
     },
     settle: (work) => work,
     async waitUntilIdle(engines) {
-      for (const child of children.filter((each) => engines.includes(each))) {
-        await child.stopFaults();
-        for (const [kind, count] of Object.entries(await child.counts()))
+      for (const { engine, rpc } of children) {
+        if (!engines.includes(engine)) continue;
+        await rpc.stopFaults();
+        for (const [kind, count] of Object.entries(await rpc.counts()))
           counts[kind] = (counts[kind] ?? 0) + count;
       }
       await untilNothingHeld(engines, clock);
     },
-    async countHeld() {
-      const sum = (what: keyof EngineChild["left"]) =>
-        children.reduce((total, { left }) => total + left[what], 0);
-      return { transfers: sum("transfers"), registrations: sum("registrations") };
-    },
+    countHeld: async () => left,
     faultCounts: () => counts,
   };
 }

@@ -58,23 +58,23 @@ export async function proxySoak(options: SoakOptions): Promise<Check[]> {
   const pairs = await Promise.all(
     Array.from({ length: PAIRS }, (_, at) => startPair(free, at % 2, at === 0)),
   );
+  const addresses = (role: "prefill" | "decode") =>
+    pairs.map(({ ports }) => `127.0.0.1:${ports[role]}`);
   const sideChannels = pairs.map(({ ports }) => String(ports.sideChannel));
-  const { proxy, proxyUrl, adminUrl } = await startProxy([
-    "--log-level",
-    "error",
-    "--prefill",
-    ...pairs.map(({ ports }) => `127.0.0.1:${ports.prefill}`),
-    "--decode",
-    ...pairs.map(({ ports }) => `127.0.0.1:${ports.decode}`),
-    "--prefill-side-channel-port",
-    ...sideChannels,
-    "--decode-side-channel-port",
-    ...sideChannels,
-    "--routing",
-    "prefix-aware",
-    "--disaggregate-above",
-    "0",
-  ]);
+  const { proxy, proxyUrl, adminUrl } = await startProxy(
+    addresses("prefill"),
+    addresses("decode"),
+    [
+      "--prefill-side-channel-port",
+      ...sideChannels,
+      "--decode-side-channel-port",
+      ...sideChannels,
+      "--routing",
+      "prefix-aware",
+      "--disaggregate-above",
+      "0",
+    ],
+  );
   const tally = new Tally();
 
   async function ask(): Promise<void> {

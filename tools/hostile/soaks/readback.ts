@@ -39,19 +39,11 @@ export async function readbackSoak(options: SoakOptions): Promise<Check[]> {
   const tell = async (command: string) =>
     JSON.parse(await servers.ask(JSON.stringify({ do: command }))) as State;
   const { prefills, decode } = await tell("state");
-  const { proxy, proxyUrl } = await startProxy([
-    "--log-level",
-    "error",
-    "--pairing",
-    "off",
-    "--prefill",
-    ...prefills,
-    "--decode",
-    decode,
-    "--readback",
-    "--readback-timeout-ms",
-    "1000",
-  ]);
+  const { proxy, proxyUrl } = await startProxy(
+    prefills,
+    [decode],
+    ["--pairing", "off", "--readback", "--readback-timeout-ms", "1000"],
+  );
   const tally = new Tally();
 
   /** Sends a turn. Returns the text of its answer, if it is complete and right. */
