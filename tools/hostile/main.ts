@@ -10,28 +10,25 @@ import { vitest } from "../setup/setup.mjs";
 import { type Row, skipped } from "./row.js";
 import { type Part, runPart } from "./run-part.js";
 
-const text = <Default extends string>(initial: Default | string = "") =>
-  ({ type: "string", default: initial }) as const;
+const text = (initial = "") => ({ type: "string", default: initial }) as const;
 const flag = { type: "boolean", default: false } as const;
 
 const { values } = parseArgs({
   options: {
     only: text(),
     seed: text(`${Date.now()}`),
-    /** Of faults. */
+    // Of faults; of properties and proofs.
     requests: text("200000"),
-    /** Of properties, and of prove. */
     factor: text("50"),
-    /** Words that names of attacks contain, and those of the floods of `under-flood`. */
+    // Words of the names of attacks, and of what `under-flood` floods with; beginnings of cells.
     attacks: text(),
     floods: text(),
-    /** Beginnings of the cells of deaths. */
     cells: text(),
-    /** Of fuzz. */
+    // Of fuzz. `keep`: the corpus gets inputs that reach new code.
     target: text(),
     keep: flag,
-    /** Of fuzz and of soak. */
     minutes: { type: "string" },
+    // Of soak, as is `minutes`. `every-s`: between two changes of the instances.
     clients: text("16"),
     "every-s": text("20"),
     engines: text(),
@@ -43,7 +40,7 @@ const { values } = parseArgs({
 /** What a part gets. */
 export interface PartOptions extends Omit<typeof values, "minutes"> {
   readonly minutes: number;
-  /** Folder of what fuzzing finds. */
+  /** Folder of inputs that reach new code, for the next minutes of fuzzing. */
   readonly found: string;
 }
 

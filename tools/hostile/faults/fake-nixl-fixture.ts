@@ -1,13 +1,13 @@
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
-import { systemClock } from "@kv/interface";
+import { type Agent, systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { FAKE_NIXL } from "@kv/testing/nixl/fake-nixl";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
-import { FaultInjector, type FaultyTransport, faultyTransport } from "./faulty.js";
+import { FaultInjector, faultyTransport } from "./faulty.js";
 import { heldBy, untilNothingHeld } from "./held-resources.js";
 
 /** Faults of the fake NIXL library, per hundred transfers and notifications. */
@@ -50,7 +50,7 @@ export async function fakeNixlFixture(
   const chances = backend === "UCX" ? NATIVE_FAULTS : LIBFABRIC_FAULTS;
   const faults = FAULT_RULES.filter(({ operation }) => operation === "REQUEST");
   const network = memoryNetwork({ clock, faults });
-  const transports: FaultyTransport[] = [];
+  const agents: (readonly Agent[])[] = [];
   // Set before the first agent's thread reads the environment: later calls change values in place
   // and move no entry.
   for (const name of SETTINGS) set(name, 0);
@@ -103,7 +103,7 @@ export async function fakeNixlFixture(
         },
         adding: withoutStrayErrors,
       });
-      transports.push(transport);
+      agents.push(transport.agents);
       const engine = await createSimEngine({
         ...order,
         network,
@@ -125,7 +125,7 @@ export async function fakeNixlFixture(
       for (const name of [...SETTINGS, "ENDPOINT"]) delete process.env[`FAKE_NIXL_${name}`];
       alive.close();
       const { listeners, requests } = network.outstanding();
-      return { ...heldBy(transports.flatMap(({ agents }) => agents)), listeners, requests };
+      return { ...heldBy(agents.flat()), listeners, requests };
     },
     faultCounts: () => ({ ...injector.counts, ...network.faultCounts() }),
   };

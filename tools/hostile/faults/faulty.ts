@@ -9,22 +9,11 @@ import {
 } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 
-/** How often each fault occurs, per hundred operations. */
-type Chances<Kind extends string> = Readonly<Record<Kind, number>>;
-
-/**
- * A notification is lost, refused, sent twice or sent late; an old one is sent again; a damaged one
- * is sent first.
- */
+// How often each fault occurs, per hundred operations. `stale`: an old notification is sent again;
+// `damaged`: one is sent first. `failed`: the bytes have moved. `hangs`: until it is aborted.
+// `noise`: the answer is random bytes; `junk`: the listener gets some first.
 const NOTIFY_FAULTS = { lost: 2, refused: 1, twice: 3, late: 2, stale: 2, damaged: 3 };
-/**
- * A transfer moves its bytes and fails; it begins late; it hangs until it is aborted.
- */
 const TRANSFER_FAULTS = { failed: 1.5, late: 3, hangs: 0.5 };
-/**
- * A side-channel request gets no answer, is not sent, or gets random bytes; or random bytes are
- * sent to the listener first.
- */
 const REQUEST_FAULTS = { unanswered: 1, unreachable: 2, noise: 2, junk: 3 };
 
 /** Draws which operation gets which fault, and counts the faults. */
@@ -38,7 +27,10 @@ export class FaultInjector {
     this.random = random;
   }
 
-  draw<Kind extends string>(operation: string, chances: Chances<Kind>): Kind | undefined {
+  draw<Kind extends string>(
+    operation: string,
+    chances: Readonly<Record<Kind, number>>,
+  ): Kind | undefined {
     let left = this.random.next() * 100;
     if (this.hasEnded) return undefined;
     const found = Object.entries<number>(chances).find(([, chance]) => {
@@ -83,12 +75,7 @@ export function faultySideChannel(sideChannel: SideChannel, injector: FaultInjec
   };
 }
 
-export interface FaultyTransport extends Transport {
-  /** All agents that were created, including closed ones. */
-  readonly agents: readonly Agent[];
-}
-
-export interface FaultyTransportOptions {
+interface FaultyTransportOptions {
   readonly clock: Clock;
   readonly injector: FaultInjector;
   /** The longest delay of a late operation. */
@@ -99,21 +86,18 @@ export interface FaultyTransportOptions {
   readonly adding?: <T>(add: () => Promise<T>) => Promise<T>;
 }
 
-/** A transport with faults of a network and a library. Its agents keep the contract of `Agent`. */
-export function faultyTransport(
-  transport: Transport,
-  options: FaultyTransportOptions,
-): FaultyTransport {
+/**
+ * A transport with faults of a network and a library, whose agents keep the contract of `Agent`.
+ * `agents` are all that were created, including closed ones.
+ */
+export function faultyTransport(transport: Transport, options: FaultyTransportOptions) {
   const agents: Agent[] = [];
-  return {
-    ...transport,
-    agents,
-    async createAgent(agentOptions) {
-      const agent = await transport.createAgent(agentOptions);
-      agents.push(agent);
-      return faultyAgent(agent, options);
-    },
+  const createAgent: Transport["createAgent"] = async (agentOptions) => {
+    const agent = await transport.createAgent(agentOptions);
+    agents.push(agent);
+    return faultyAgent(agent, options);
   };
+  return { ...transport, createAgent, agents };
 }
 
 const KEPT_PAYLOADS = 32;
@@ -196,24 +180,16 @@ function begunLate(
     ArrayBuffer.isView(value) ? (value as Uint8Array).slice() : value,
   ]);
   const request = Object.fromEntries(copies) as TransferRequest;
-  const begun = new Promise<Transfer>((resolve, reject) => {
-    const begin = () => {
-      signal?.removeEventListener("abort", abort);
-      try {
-        resolve(agent.transfer(request));
-      } catch (error) {
-        reject(error);
-      }
-    };
-    const timer = delayMs === undefined ? undefined : clock.setTimer(begin, delayMs);
-    function abort(): void {
+  const begun = new Promise<void>((resolve, reject) => {
+    const timer = delayMs === undefined ? undefined : clock.setTimer(resolve, delayMs);
+    const abort = () => {
       timer?.cancel();
       const reason = "the transfer was aborted before it began";
       reject(new KvError("KV_TRANSFER_ABORTED", reason, { cause: signal?.reason }));
-    }
+    };
     if (signal?.aborted) abort();
-    else signal?.addEventListener("abort", abort);
-  });
+    else signal?.addEventListener("abort", abort, { once: true });
+  }).then(() => agent.transfer(request));
   return {
     done: begun.then(({ done }) => done),
     released: begun.then(

@@ -1,38 +1,26 @@
-import { Session } from "node:inspector";
-
-interface ScriptCoverage {
-  readonly url: string;
-  readonly functions: readonly {
-    readonly ranges: readonly {
-      readonly startOffset: number;
-      readonly endOffset: number;
-      readonly count: number;
-    }[];
-  }[];
-}
+import { Session } from "node:inspector/promises";
 
 /** Which blocks of the packages' code run, as V8 counts them. */
 export class Coverage {
   readonly #session = new Session();
   readonly #seen = new Set<string>();
 
-  constructor() {
+  async start(): Promise<void> {
     this.#session.connect();
-    this.#post("Profiler.enable");
-    this.#post("Profiler.startPreciseCoverage", { callCount: true, detailed: true });
+    await this.#session.post("Profiler.enable");
+    const precise = { callCount: true, detailed: true };
+    await this.#session.post("Profiler.startPreciseCoverage", precise);
   }
 
   /** The blocks that ran since the last call and never before `add` named them. */
-  takeNew(): Set<string> {
+  async takeNew(): Promise<Set<string>> {
     const found = new Set<string>();
-    const { result } = this.#post("Profiler.takePreciseCoverage") as { result: ScriptCoverage[] };
+    const { result } = await this.#session.post("Profiler.takePreciseCoverage");
     for (const { url, functions } of result) {
       if (!/\/(packages|apps)\/[^/]+\/src\/|msgpack/.test(url)) continue;
-      for (const { ranges } of functions) {
-        for (const { startOffset, endOffset, count } of ranges) {
-          const key = `${url}:${startOffset}:${endOffset}`;
-          if (count > 0 && !this.#seen.has(key)) found.add(key);
-        }
+      for (const { startOffset, endOffset, count } of functions.flatMap(({ ranges }) => ranges)) {
+        const key = `${url}:${startOffset}:${endOffset}`;
+        if (count > 0 && !this.#seen.has(key)) found.add(key);
       }
     }
     return found;
@@ -43,18 +31,7 @@ export class Coverage {
     for (const block of blocks) this.#seen.add(block);
   }
 
-  /** Blocks that have run. */
   get size(): number {
     return this.#seen.size;
-  }
-
-  #post(method: string, parameters: object = {}): unknown {
-    let answer: unknown;
-    // The session of the own thread answers before `post` returns.
-    this.#session.post(method, parameters, (error, result) => {
-      if (error !== null) throw error;
-      answer = result;
-    });
-    return answer;
   }
 }

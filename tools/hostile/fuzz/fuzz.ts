@@ -1,6 +1,5 @@
 import { createHash } from "node:crypto";
 import {
-  existsSync,
   ftruncateSync,
   mkdirSync,
   openSync,
@@ -13,6 +12,7 @@ import {
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { seededRandom } from "@kv/transport-memory";
+import type { PartOptions } from "../main.js";
 import { type Row, rowOf } from "../row.js";
 import { Coverage } from "./coverage.js";
 import { mutate } from "./mutate.js";
@@ -29,16 +29,16 @@ const MOST_KEPT = 30;
 /** The kept inputs, in a folder for each target. */
 export const CORPUS = fileURLToPath(new URL("./corpus/", import.meta.url));
 
-export const readCorpus = (folder: string): { file: string; input: Uint8Array }[] =>
-  existsSync(folder)
-    ? readdirSync(folder)
-        .sort()
-        .map((file) => ({ file, input: readFileSync(`${folder}/${file}`) }))
-    : [];
+/** The inputs of a folder, which is made where it is missing. */
+export function readInputs(folder: string): Uint8Array[] {
+  mkdirSync(folder, { recursive: true });
+  return readdirSync(folder)
+    .sort()
+    .map((file) => readFileSync(`${folder}/${file}`));
+}
 
 /** Keeps an input; the same input is kept once. Returns its path. */
 function keep(folder: string, kind: "failed" | "covers", input: Uint8Array): string {
-  mkdirSync(folder, { recursive: true });
   const digest = createHash("sha256").update(input).digest("hex").slice(0, 12);
   const path = `${folder}/${kind}-${digest}.bin`;
   writeFileSync(path, input);
@@ -64,30 +64,19 @@ export function checkInput(target: FuzzTarget, input: Uint8Array): string | unde
   return tookMs > LIMIT_MS ? `took ${Math.round(tookMs)} ms for ${input.length} bytes` : undefined;
 }
 
-export interface FuzzOptions {
-  readonly seed: string;
-  readonly minutes: number;
-  /** Folder of inputs that reach new code, for later runs. */
-  readonly found: string;
-  /** Whether the corpus gets them too. */
-  readonly keep: boolean;
-}
-
 /**
- * Mutated inputs against a reader of the bytes of peers, clients or files. A failing input is saved
- * in the corpus. `reading.bin` there has the current one: it stays where the reader never returns,
- * or ends the process.
+ * Mutated inputs against a reader. A failing input is saved in the corpus. `reading.bin` there has
+ * the current one: it stays where the reader never returns, or ends the process.
  */
-export async function runFuzz(name: string, options: FuzzOptions): Promise<Row> {
+export async function runFuzz(name: string, options: PartOptions): Promise<Row> {
   const target = TARGETS[name] as FuzzTarget;
   const untilMs = Date.now() + options.minutes * 60_000;
   const random = seededRandom(options.seed);
   const [folder, found] = [`${CORPUS}${name}`, `${options.found}/${name}`];
-  const saved = [...readCorpus(folder), ...readCorpus(found)];
-  const inputs = [...target.seeds, ...saved.map(({ input }) => input)];
-  mkdirSync(folder, { recursive: true });
+  const inputs = [...target.seeds, ...readInputs(folder), ...readInputs(found)];
   const current = openSync(`${folder}/reading.bin`, "w");
   const coverage = new Coverage();
+  await coverage.start();
   const failures = new Map<string, string>();
   let [tries, kept] = [0, 0];
 
@@ -104,18 +93,18 @@ export async function runFuzz(name: string, options: FuzzOptions): Promise<Row> 
   }
 
   for (const input of inputs) read(input);
-  coverage.add(coverage.takeNew());
+  coverage.add(await coverage.takeNew());
   while (Date.now() < untilMs && failures.size < MOST_FAILURES) {
     const batch = Array.from({ length: BATCH }, () => mutate(target, inputs, random.integer));
     for (const input of batch) read(input);
-    const news = coverage.takeNew();
+    const news = await coverage.takeNew();
     if (news.size === 0) continue;
 
     // The counts are read once per batch, because that takes as long as many inputs. The inputs
     // that reached new code are found by themselves.
     for (const input of batch) {
       read(input);
-      const reached = [...coverage.takeNew()].filter((block) => news.has(block));
+      const reached = [...(await coverage.takeNew())].filter((block) => news.has(block));
       if (reached.length === 0) continue;
       coverage.add(reached);
       inputs.push(input);

@@ -47,15 +47,28 @@ const ODD_VALUES: readonly unknown[] = [
 ];
 const STEPS = [-1, 1, 0.5, 2 ** 32];
 
+const known = new WeakMap<FuzzTarget, readonly string[]>();
+
+/** The words of a target, and those that its inputs contain. */
+function wordsOf(target: FuzzTarget, inputs: readonly Uint8Array[]): readonly string[] {
+  const found = known.get(target);
+  if (found !== undefined) return found;
+  const texts = inputs.map((input) => Buffer.from(input).toString("latin1"));
+  const words = [...(target.words ?? []), ...new Set(texts.join(" ").match(/\w{2,}:?/g))];
+  known.set(target, words);
+  return words;
+}
+
 const anyOf = <T>(list: readonly T[], pick: Pick) => list[pick(list.length)] as T;
 
 /** One to eight changes of an input, or a cut of two inputs. */
 export function mutate(target: FuzzTarget, corpus: readonly Uint8Array[], pick: Pick): Uint8Array {
+  const words = wordsOf(target, corpus);
   let input = anyOf(corpus, pick);
   for (let changes = 1 + pick(8); changes > 0; changes -= 1) {
-    if (target.isJson === true && pick(4) > 0) input = mutateJson(input, target.words, pick);
+    if (target.isJson === true && pick(4) > 0) input = mutateJson(input, words, pick);
     else if (pick(12) === 0) input = splice(input, anyOf(corpus, pick), pick);
-    else input = mutateBytes(input, target.words, pick);
+    else input = mutateBytes(input, words, pick);
   }
   return input.subarray(0, MAX_INPUT_BYTES);
 }

@@ -2,8 +2,8 @@
 export interface FuzzTarget {
   /** Valid inputs, from which the first mutants are made. */
   readonly seeds: readonly Uint8Array[];
-  /** Words that its inputs contain. */
-  readonly words: readonly string[];
+  /** Words that its inputs may contain, beside those of the seeds. */
+  readonly words?: readonly string[];
   /** Inputs are JSON: their values are mutated, not only their bytes. */
   readonly isJson?: boolean;
   /** Reads an input. It may throw a `KvError` and nothing else. */

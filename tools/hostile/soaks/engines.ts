@@ -14,19 +14,11 @@ import { startRelayed } from "../../../apps/demo/test/support/relayed-instance.j
 import type { InstanceSpecInput } from "../../../packages/fleet/src/instances/instance-spec.js";
 import { freePort } from "../../bench/child-processes.js";
 import { publishEvents } from "../../bench/upstream-answers.js";
+import type { PartOptions } from "../main.js";
 import { ObservedProcess } from "../observed-process.js";
 import type { Check } from "../row.js";
 import { ask, askAlone, type SoakRequest, sameAnswer, soakRequests } from "./requests.js";
-import {
-  allAvailable,
-  Cut,
-  changeInstance,
-  endProxy,
-  type SoakOptions,
-  send,
-  soak,
-  Tally,
-} from "./soak.js";
+import { allAvailable, Cut, changeInstance, endProxy, send, soak, Tally } from "./soak.js";
 
 /** An instance that ends, and starts again at its address. */
 interface Member {
@@ -54,7 +46,7 @@ const anyOf = <T>(list: readonly T[]) => list[Math.floor(Math.random() * list.le
  */
 export async function engineSoak(
   transport: "memory" | "nixl",
-  options: SoakOptions,
+  options: PartOptions,
 ): Promise<Check[]> {
   const cluster: ClusterOptions = {
     transport,

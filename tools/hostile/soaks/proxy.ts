@@ -1,8 +1,9 @@
 import { EVENTS } from "../../bench/upstream-answers.js";
 import { startProxy } from "../attacks/victims.js";
+import type { PartOptions } from "../main.js";
 import { ObservedProcess } from "../observed-process.js";
 import type { Check } from "../row.js";
-import { Cut, changeInstance, endProxy, type SoakOptions, send, soak, Tally } from "./soak.js";
+import { Cut, changeInstance, endProxy, send, soak, Tally } from "./soak.js";
 
 const PAIRS = 3;
 const VERSIONS = ["0.32.0", "0.33.0"];
@@ -53,7 +54,7 @@ async function startPair(
  * routes, stream, ask for two choices, read slowly, or leave; the publishers of the first pair lie.
  * Each complete answer must have all its words.
  */
-export async function proxySoak(options: SoakOptions): Promise<Check[]> {
+export async function proxySoak(options: PartOptions): Promise<Check[]> {
   const free = { prefill: 0, decode: 0, sideChannel: 0 };
   const pairs = await Promise.all(
     Array.from({ length: PAIRS }, (_, at) => startPair(free, at % 2, at === 0)),

@@ -1,10 +1,11 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { idsOf, outputOf } from "../../../packages/proxy/test/readback/turn-servers.js";
 import { startProxy } from "../attacks/victims.js";
+import type { PartOptions } from "../main.js";
 import { ObservedProcess } from "../observed-process.js";
 import type { Check } from "../row.js";
 import { told } from "./requests.js";
-import { endProxy, type SoakOptions, send, soak, Tally } from "./soak.js";
+import { endProxy, send, soak, Tally } from "./soak.js";
 
 /** The proxy gives back after so long what a P may have been reading. */
 const SETTLE_MS = 31_000;
@@ -34,7 +35,7 @@ type Body = Readonly<Record<string, unknown>>;
  * ask for two choices, ask again, or edit what was said. Each complete answer must be that of one
  * engine; nothing that does not fit may be read; at the end D holds nothing.
  */
-export async function readbackSoak(options: SoakOptions): Promise<Check[]> {
+export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   const servers = new ObservedProcess("tools/bench/turn-upstream.ts");
   const tell = async (command: string) =>
     JSON.parse(await servers.ask(JSON.stringify({ do: command }))) as State;

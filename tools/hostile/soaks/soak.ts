@@ -1,19 +1,12 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { InstanceSpecInput } from "../../../packages/fleet/src/instances/instance-spec.js";
+import type { PartOptions } from "../main.js";
 import type { ObservedProcess } from "../observed-process.js";
 import type { Check } from "../row.js";
 
 const GROWTH_LIMIT = 1.25;
 /** So long a client reads slowly. */
 const SLOW_MS = 3_000;
-
-export interface SoakOptions {
-  readonly minutes: number;
-  readonly clients: string;
-  /** Between two changes of the instances. */
-  readonly "every-s": string;
-  readonly connector: string;
-}
 
 /** Counts what came of requests and changes, with reasons. */
 export class Tally {
@@ -48,7 +41,7 @@ export class Tally {
  * proxy's memory must not grow.
  */
 export async function soak(
-  { minutes, clients, "every-s": everyS }: SoakOptions,
+  { minutes, clients, "every-s": everyS }: PartOptions,
   proxy: ObservedProcess,
   ask: (client: number) => Promise<unknown>,
   change: (turn: number) => Promise<unknown>,
@@ -94,7 +87,7 @@ export class Cut extends Error {}
 export interface SendOptions {
   readonly signal?: AbortSignal | undefined;
   readonly requestId?: string;
-  /** Pause between two reads of the answer. */
+  /** Between two reads of the answer. */
   readonly pauseMs?: number;
 }
 
@@ -124,7 +117,6 @@ export async function send(
   return { status: response.status, text };
 }
 
-/** An instance at the admin routes and in the status of kv-proxy. */
 interface ListedInstance {
   readonly url: string;
   readonly available: boolean;

@@ -66,7 +66,6 @@ export const transferParams: FuzzTarget = {
     json({ do_remote_decode: true, do_remote_prefill: false, remote_engine_id: null }),
     json({ ...remotePrefill, transfer_mode: "push", remote_block_ids: [] }),
   ],
-  words: Object.keys(remotePrefill),
   isJson: true,
   read(input) {
     const parsed = parseJson(input);

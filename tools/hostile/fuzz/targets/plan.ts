@@ -12,7 +12,6 @@ export const planDocument: FuzzTarget = {
     json(planToDocument(buildEngineTransferPlan(samplePair()))),
     json(planToDocument(buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }))))),
   ],
-  words: ["version", "sources", "lists", "localTable", "rows", "receive", "groups"],
   isJson: true,
   read(input) {
     const parsed = parseJson(input);

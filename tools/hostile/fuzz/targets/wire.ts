@@ -1,3 +1,4 @@
+import { readFileSync } from "node:fs";
 import { readKvEventBatch } from "../../../../packages/fleet/src/kv-events/kv-event-batch.js";
 import {
   checkHandshakeSeal,
@@ -10,12 +11,11 @@ import {
   decodeNotification,
   decodePushControl,
   decodeRegistration,
-  encodeHandshakePayload,
   encodeHandshakeRefusal,
   encodeHandshakeReply,
-  encodeHandshakeRequest,
   encodeMsgpack,
   encodeNotification,
+  type KvNotification,
   sealHandshake,
 } from "../../../../packages/protocol/src/index.js";
 import { bytes, type FuzzTarget } from "../target.js";
@@ -40,49 +40,22 @@ function framesOf(input: Uint8Array): Uint8Array[] {
   }
 }
 
+const recorded = (name: string) =>
+  readFileSync(new URL(`../../../../packages/protocol/fixtures/wire/${name}`, import.meta.url));
+/** The first notification of a recording. */
+const notified = (name: string) =>
+  Buffer.from(
+    /"hex": "([0-9a-f]+)"/.exec(recorded(`${name}.notifs.jsonl`).toString())?.[1] ?? "",
+    "hex",
+  );
+
 const RANK = { ppRank: 0, tpRank: 0 };
-const metadata = encodeMsgpack({
-  engine_id: "engine",
-  agent_metadata: Uint8Array.of(1, 2, 3),
-  kv_caches_base_addr: [4096, 8192],
-  device_id: 0,
-  num_blocks: 16,
-  block_lens: [64, 64],
-  block_strides: [64, 64],
-  kv_cache_layout: "HND",
-  block_size: 16,
-  ssm_sizes: [0, 0],
-  attn_backend_name: "FLASH_ATTN",
-  physical_blocks_per_logical_kv_block: 1,
-  region_num_blocks: [16, 16],
-  region_group_ids: [0, -1],
-  region_names: ["layer.0", "layer.1"],
-  region_mem_types: ["DRAM", "VRAM"],
-  dcp_size: 1,
-  pcp_size: 1,
-  ple_block_len: null,
-  region_members: [["a"], ["b"]],
-  packed_member_layouts: { a: [0, 64] },
-});
-const payload = encodeHandshakePayload({
-  compatibilityHash: "ab".repeat(32),
-  agentMetadataBytes: metadata,
-  extension: { version: 1, features: ["x"] },
-  rest: {},
-});
-const registration = {
-  request_id: "cmpl-a-0-00000000",
-  decode_engine_id: "d",
-  decode_host: "127.0.0.1",
-  decode_port: 5600,
-  decode_tp_size: 2,
-  local_block_ids: [[1, 2, 3]],
-  remote_engine_id: "p",
-  remote_host: "::1",
-  remote_port: 5601,
-  remote_tp_size: 1,
-  remote_pp_size: 1,
-};
+const frame = (name: string) => recorded(`handshake/v33_pull_p1.pp0tp0.${name}.bin`);
+const reply = [frame("rep0"), frame("rep1")] as const;
+const pushed = notified("push_p1d1");
+const registration = (
+  decodeNotification(pushed) as Extract<KvNotification, { kind: "push-registration" }>
+).registration;
 
 /**
  * Calls readers one after another; the error of one does not hide the others. The first error is
@@ -108,19 +81,11 @@ function readAll(...readers: (() => void)[]): void {
 /** Requests and replies of the side channel. */
 export const handshake: FuzzTarget = {
   seeds: [
-    encodeHandshakeRequest(RANK),
-    joinFrames(encodeHandshakeReply(payload, 12.5)),
-    joinFrames(encodeHandshakeReply(sealHandshake(payload, RANK), 1)),
+    frame("req"),
+    joinFrames(reply),
+    joinFrames(encodeHandshakeReply(sealHandshake(reply[0], RANK), 1)),
     encodeHandshakeRefusal("a reason"),
-    metadata,
-  ],
-  words: [
-    "get_meta_msg",
-    "compatibility_hash",
-    "agent_metadata_bytes",
-    "kv_extension",
-    "sha256",
-    "hmac",
+    decodeHandshakeReply(reply).payload.agentMetadataBytes,
   ],
   read(input) {
     const frames = framesOf(input);
@@ -144,7 +109,7 @@ export const notifications: FuzzTarget = {
   seeds: [
     bytes("cmpl-a-0-00000000:2"),
     bytes("HB:cmpl-a-0,cmpl-b-0,,"),
-    encodeNotification({ kind: "push-registration", registration }),
+    pushed,
     encodeNotification({
       kind: "push-registration",
       registration: {
@@ -164,16 +129,6 @@ export const notifications: FuzzTarget = {
       },
     }),
   ],
-  words: [
-    "HB:",
-    "PUSH_REG:",
-    "KV1:",
-    "kv_peer",
-    "local_block_ids",
-    "request_id",
-    "generation",
-    "type",
-  ],
   read(input) {
     const notification = decodeNotification(input);
     if (notification.kind === "push-registration") decodeRegistration(notification.registration);
@@ -187,7 +142,6 @@ export const leaseQuery: FuzzTarget = {
     encodeMsgpack({ kv: "lease_check", engine_id: "p", request_id: "cmpl-a-0", generation: 3 }),
     encodeMsgpack({ kv: "lease_check", incarnation: "i", held: true }),
   ],
-  words: ["lease_check", "engine_id", "request_id", "generation", "incarnation", "held", "kv"],
   read(input) {
     const frames = framesOf(input);
     decodeLeaseQuery(frames);
@@ -218,14 +172,6 @@ export const kvEvents: FuzzTarget = {
       ],
       0,
     ]),
-  ],
-  words: [
-    "BlockStored",
-    "BlockRemoved",
-    "AllBlocksCleared",
-    "block_hashes",
-    "extra_keys",
-    "token_ids",
   ],
   read: (input) => void [...readKvEventBatch(input)],
 };
