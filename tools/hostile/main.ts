@@ -1,6 +1,5 @@
-// npm run test:long, soak, fuzz, soak:proxy and prove: what takes too long for npm test, or attacks
-// our programs. --only KIND,KIND runs some kinds; a wrong one lists them all. Each part is a process
-// with a row in the table at the end. The last line counts the parts.
+// npm run test:long, soak, fuzz, soak:proxy and prove: see README.md. --only KIND,KIND runs some
+// kinds; a wrong one lists them all.
 import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
@@ -49,7 +48,6 @@ function stop(message: string): never {
   process.exit(2);
 }
 
-/** An option that is a number above 0. */
 function numberOf(name: "requests" | "minutes", initial = 0): number {
   const number = Number(values[name] ?? initial);
   if (number > 0) return number;
@@ -97,7 +95,6 @@ const KV_PROPERTY_FACTOR = values.factor;
 
 /** What runs, in this order. */
 const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Part[]>>> = {
-  /** Every pair of a matrix, and all rounds of what repeats. */
   whole: () => suites("all suites in their long form", [], { KV_LONG: "1" }),
 
   faults() {
@@ -118,7 +115,6 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
     });
   },
 
-  /** On the stand-in for NIXL in one process, and on UCX between processes. */
   addon: () =>
     suites("requests under faults over the addon", ["tools/hostile/faults"], {
       KV_ADDON_REQUESTS: "5000",
@@ -128,7 +124,6 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
   properties: () =>
     suites(`properties with ${values.factor} times their runs`, PROPERTIES, { KV_PROPERTY_FACTOR }),
 
-  /** Random users and attackers at one P and one D, without and with a key. */
   "isolation-property": () =>
     CONNECTORS.flatMap((connector) =>
       suites(
@@ -138,7 +133,6 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
       ),
     ),
 
-  /** Metadata against the stand-in for NIXL, and in a process that may crash; notifications. */
   mutations: () =>
     suites(
       "a million mutated blobs, and as many notifications",
@@ -150,14 +144,12 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
       { KV_MUTATIONS: "1000000", KV_CHECKED_MUTATIONS: "10000" },
     ),
 
-  /** Bodies of requests and streams of answers, through each way of the router. */
   "stream-cuts": () =>
     suites("answers and bodies cut at every byte", ["packages/proxy/test/cuts"], {
       KV_STREAM_CUTS: "all",
       KV_SEED,
     }),
 
-  /** Whether costs grow no faster than wanted. */
   growth: () => [
     {
       name: "how costs grow, small sizes",
@@ -166,7 +158,6 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
     },
   ],
 
-  /** P or D ends by SIGKILL at random moments and starts again: in memory, and over NIXL. */
   restarts: () =>
     suites(
       "restarts at one address",
@@ -174,16 +165,12 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
       { KV_RESTARTS: "1000", KV_NIXL_RESTARTS: "100", KV_SEED },
     ),
 
-  /** Processes with NIXL that end at random places. */
   exits: () => suites("exits of processes", ["tools/hostile/exits"], { KV_EXITS: "200", KV_SEED }),
 
-  /** Every end of a peer in every phase over every route. */
   deaths: () => [part(["deaths", "of peers"])],
 
-  /** An agent, two of them, and a peer that is added and read: no process ends by a signal. */
   descriptors: () => suites("0 to 32 descriptors left", ["few-descriptors"], { KV_LONG: "1" }),
 
-  /** The recipes for bundlers: each is built with the packed packages. */
   bundlers: () => suites("bundles of @kv/nixl, alone in a folder", ["tools/pack/bundlers"]),
 
   async attacks() {

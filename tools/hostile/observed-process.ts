@@ -7,7 +7,12 @@ import { fileURLToPath } from "node:url";
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
 const SAMPLE_MS = 50;
 
-/** A program of this repository in a process of its own, observed from outside. */
+const children = new Set<ChildProcess>();
+process.on("exit", () => {
+  for (const child of children) child.kill("SIGKILL");
+});
+
+/** A program of this repository in a process of its own. It ends with this process, if not before. */
 export class ObservedProcess {
   readonly #child: ChildProcess;
   readonly #lines: AsyncIterator<string>;
@@ -19,6 +24,7 @@ export class ObservedProcess {
       cwd: ROOT,
       stdio: ["pipe", "pipe", "inherit"],
     });
+    children.add(this.#child);
     if (this.#child.stdout === null) throw new Error("the process has no stdout");
     this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
   }
@@ -73,7 +79,7 @@ export class ObservedProcess {
     };
   }
 
-  /** Ends it, and resolves with its exit code. */
+  /** Resolves with its exit code. */
   async end(signal: NodeJS.Signals = "SIGKILL"): Promise<number | null> {
     const closed = once(this.#child, "close");
     this.#child.kill(signal);

@@ -1,11 +1,10 @@
-// Runs one part in a process of its own. Arguments: its kind, its name, and the options of main.ts
-// as JSON. The last line of its output is its row.
+// A part of main.ts. Arguments: its kind, its name, and options as JSON. The last line is its row.
 import type { PartOptions } from "./main.js";
 import { type Row, rowOf } from "./row.js";
 
 const wordsOf = (list: string) => list.split(",").filter(Boolean);
 
-/** Each kind loads what it needs, and no more. */
+/** Each kind loads what it needs. */
 const RUNS: Readonly<Record<string, (name: string, options: PartOptions) => Promise<Row>>> = {
   async attack(name, { floods }) {
     const { runAttack } = await import("./attacks/attacks.js");

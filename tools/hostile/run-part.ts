@@ -21,7 +21,7 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"])
     process.exit(1);
   });
 
-/** Ends what a part has started, and has not ended itself. */
+/** Ends what a part has left. */
 function endGroup(pid: number): void {
   try {
     process.kill(-pid, "SIGKILL");

@@ -23,15 +23,14 @@ export interface Attack {
   round(target: Target): Promise<readonly Check[] | undefined>;
 }
 
-/** Where the servers are. A victim has some of them; URLs have no path. All are on the loopback. */
+/** Where the servers are: a victim has some of them. URLs have no path. */
 export interface Target {
   /** Of the process that is attacked. */
   readonly pid: number;
   readonly proxyUrl: string;
   readonly adminUrl: string;
-  /** The port of P's side channel. */
+  /** P's port. */
   readonly sideChannel: number;
-  /** A decode instance's HTTP. */
   readonly instanceUrl: string;
   /** Tells what P has been asked: see `slow-instance.ts`. */
   readonly countsUrl: string;

@@ -21,7 +21,6 @@ const SCENARIOS: Readonly<Record<string, (floods: readonly string[]) => Promise<
   "under-flood": underFlood,
 };
 
-/** Until what an attack has left is gone. */
 const SETTLE_MS = 2000;
 
 /** The attacks whose names contain one of the words; all for none. */
@@ -92,7 +91,6 @@ async function runRounds(name: string, attack: Attack): Promise<Row> {
 
   const left = open() - before;
   const ended = processes.filter(({ isRunning }) => !isRunning).length;
-  await victim.close();
   return rowOf(title, rounds === 1 ? tries : `${rounds} times ${tries}`, [
     ...own,
     ...during.checks,
@@ -107,10 +105,8 @@ const SECONDS = Number(process.env.KV_FLOOD_SECONDS ?? 15);
 const MOST_P99_RATIO = 3;
 
 /**
- * Honest requests through the demo, without an attack and during each attack that a demo can have.
  * Attacker, servers and clients share the processors: where p99 is above the limit, the same attack
- * goes to a second demo while the clients ask the first one. This control shows what the processors
- * alone cause.
+ * goes to a second demo. This control shows what the processors alone cause.
  */
 async function underFlood(floods: readonly string[]): Promise<Row> {
   const [demo, other] = [await VICTIMS.demo(), await VICTIMS.demo()];
@@ -140,7 +136,6 @@ async function underFlood(floods: readonly string[]): Promise<Row> {
     checks.push([`${name}: p99 ${seen.p99Ms} ms${control}`, isBounded], ...seen.checks);
   }
   checks.push(...(await observe(demo, seconds)).checks);
-  await Promise.all([demo.close(), other.close()]);
   return rowOf(
     "honest requests through the demo during each flood",
     `${names.length} floods of ${SECONDS} s`,

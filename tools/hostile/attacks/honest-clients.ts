@@ -1,20 +1,18 @@
-// Honest clients in a process of their own and at another address than the attacker's, each request
-// on a connection of its own. Argument: a `Load` as JSON. Prints "ready" when requests have warmed
-// up. Then a line on stdin begins a measurement, which is answered with "begun", and the next one
-// ends it, which is answered with a `Measured`.
+// Honest clients, each request on a connection of its own. Argument: a `Load` as JSON. Prints
+// "ready" when requests have warmed up. Then a line on stdin begins a measurement ("begun"), and the
+// next one ends it (a `Measured`).
 import { connect } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { zmqSideChannel } from "@kv/side-channel";
 import { Agent, request } from "undici";
 
-/** A request over HTTP, a line, or a handshake; what a right answer contains. */
+/** `wanted`: what a right answer contains. */
 export type Question =
   | { readonly url: string; readonly body?: object; readonly wanted: string }
   | { readonly port: number; readonly line: string; readonly wanted: string }
   | { readonly handshake: number };
 
-/** What honest clients send, in turn. */
 export interface Load {
   readonly questions: readonly Question[];
   readonly clients: number;
@@ -22,10 +20,8 @@ export interface Load {
   readonly pauseMs: number;
 }
 
-/** What honest clients saw. */
 export interface Measured {
   readonly right: number;
-  /** Wrong answers and errors, with how often each occurred. */
   readonly failed: Readonly<Record<string, number>>;
   readonly p99Ms: number;
   /** It includes each stall of the server's event loop. */
@@ -33,6 +29,7 @@ export interface Measured {
 }
 
 const WARM_UP = 20;
+/** Not the attacker's: limits per address must not hit the honest. */
 const ADDRESS = "127.0.0.9";
 const dispatcher = new Agent({
   connect: { localAddress: ADDRESS },

@@ -26,10 +26,7 @@ const NUM_TOKENS = 80;
 const MAX_GROWTH_MIB = 512;
 const CONNECTORS = { pull: pullConnector, push: pushConnector };
 
-/**
- * A P, a D and a listener of an attacker under P's name. Their side channels are ports of the
- * loopback; their KV is checked byte by byte.
- */
+/** A P, a D and a listener of an attacker under P's name; their KV is checked byte by byte. */
 async function startEngines(connector: keyof typeof CONNECTORS, extra: Record<string, unknown>) {
   const network = memoryNetwork();
   const violations: string[] = [];
@@ -66,10 +63,7 @@ async function startEngines(connector: keyof typeof CONNECTORS, extra: Record<st
       p.prefill({ requestId, prompt, numTokens: NUM_TOKENS }),
     decode: (requestId: string, prompt: number, params: KvTransferParams) =>
       outcomeOf(d.decode({ requestId, prompt, numTokens: NUM_TOKENS, params })),
-    /**
-     * Sends P and D each forged notification, from each agent that they know and from one that they
-     * do not. Returns their number.
-     */
+    /** Sends P and D each forged notification. Returns their number. */
     forge(victim: KvTransferParams, own: KvTransferParams, decodeRequestId: string): number {
       const decode = { ...d.address, incarnation, tpSize: 1 };
       const known = { victim, own, rogue: rogue.address, decodeRequestId, decode };
@@ -84,11 +78,6 @@ async function startEngines(connector: keyof typeof CONNECTORS, extra: Record<st
 
 const rssMib = () => Math.round(process.memoryUsage.rss() / 2 ** 20);
 
-/**
- * Parameters that a client of D writes itself: another user's blocks, ids and addresses, an
- * attacker's listener under P's name, later registrations, wrong sizes, closed ports, and millions
- * of block ids, while users send requests.
- */
 export async function forgedParams(): Promise<Row> {
   const engines = await startEngines("pull", { require_kv_peer: true });
   const before = rssMib();
@@ -155,11 +144,6 @@ async function learned(port: number, requestId: string): Promise<number> {
   return sum;
 }
 
-/**
- * A stranger without the key, at a P and a D that require it, pull and push: handshakes, lease
- * questions, forged completions, heartbeats, registrations and withdrawals for the requests of
- * users.
- */
 export async function strangerWithoutKey(): Promise<Row> {
   const folder = mkdtempSync(join(tmpdir(), "kv-attacks-"));
   const keyFile = join(folder, "key");

@@ -1,6 +1,5 @@
-// A program that is attacked. It answers handshakes, and HTTP beside them: GET /ask/PORT sends three
-// requests to a listener, one after another, and tells how many were refused. Prints {"port",
-// "http"}.
+// Answers handshakes, and HTTP beside them: GET /ask/PORT sends three requests to a listener, and
+// tells how many were refused. Prints {"port", "http"}.
 import { once } from "node:events";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
@@ -33,5 +32,5 @@ const http = createServer(async ({ url = "" }, response) => {
 });
 await once(http.listen(0, host), "listening");
 console.log(JSON.stringify({ port, http: (http.address() as AddressInfo).port }));
-// The end of the parent is the end of this process.
+// It ends with its parent.
 process.stdin.resume().on("end", () => process.exit());

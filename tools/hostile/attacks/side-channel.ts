@@ -40,10 +40,7 @@ async function pour(port: number, chunk: Buffer, bytes: number): Promise<number>
   return sent;
 }
 
-/**
- * Frames that are sent again and again, on one connection or on as many as it takes, for 20 s at
- * most. `restMs`: what was received may still be worked on.
- */
+/** On as many connections as it takes. `restMs`: what was received may still be worked on. */
 const pouredFrames = (what: string, frames: Buffer, mib: number, restMs = 0): Attack => ({
   title: `side channel: ${what}`,
   victim: "side-channel",

@@ -1,6 +1,5 @@
-// A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill",
-// "decode"}: their ports. P answers a prompt that contains "slow" after 3 s; its GET /counts has how
-// many of them there were, and for how long it has had one.
+// A prefill and a decode server. Prints {"prefill", "decode"}: their ports. P answers a prompt that
+// contains "slow" after 3 s; its GET /counts has how many there were, and for how long it had one.
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 
@@ -53,5 +52,5 @@ const [prefill, decode] = [
   await listen({ choices }),
 ];
 console.log(JSON.stringify({ prefill, decode }));
-// The end of the parent is the end of this process.
+// It ends with its parent.
 process.stdin.resume().on("end", () => process.exit());

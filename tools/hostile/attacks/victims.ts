@@ -14,22 +14,13 @@ export interface Victim {
   /** What no process may grow by, and no honest client may wait. */
   readonly mostMib: number;
   readonly mostWaitMs: number;
-  close(): Promise<unknown>;
 }
 
-type Parts = Omit<Victim, "honest" | "close"> & {
-  readonly load: Load;
-  readonly helper?: ObservedProcess;
-};
-
-async function victimOf({ load, helper, ...victim }: Parts): Promise<Victim> {
-  const honest = new ObservedProcess("tools/hostile/attacks/honest-clients.ts", [
-    JSON.stringify(load),
-  ]);
+async function startClients(load: Load): Promise<ObservedProcess> {
+  const args = [JSON.stringify(load)];
+  const honest = new ObservedProcess("tools/hostile/attacks/honest-clients.ts", args);
   await honest.line();
-  const all = [honest, ...Object.values(victim.processes), ...(helper ? [helper] : [])];
-
-  return { ...victim, honest, close: () => Promise.all(all.map((each) => each.end())) };
+  return honest;
 }
 
 /** What honest clients see while `work` is done. */
@@ -55,10 +46,9 @@ export async function startProxy(
   return { proxy, proxyUrl, adminUrl };
 }
 
-/** kv-proxy in front of instances that answer at once. */
 async function proxyVictim(): Promise<Victim> {
-  const helper = new ObservedProcess("tools/hostile/attacks/slow-instance.ts");
-  const { prefill, decode } = JSON.parse(await helper.line()) as Record<string, number>;
+  const instances = new ObservedProcess("tools/hostile/attacks/slow-instance.ts");
+  const { prefill, decode } = JSON.parse(await instances.line()) as Record<string, number>;
   const at = (port: number | undefined) => [`127.0.0.1:${port}`];
   const { proxy, proxyUrl, adminUrl } = await startProxy(at(prefill), at(decode));
   const question = {
@@ -67,14 +57,13 @@ async function proxyVictim(): Promise<Victim> {
     wanted: '"token_ids":[1]',
   };
 
-  return victimOf({
+  return {
     target: { pid: proxy.pid, proxyUrl, adminUrl, countsUrl: `http://${at(prefill)}/counts` },
     processes: { proxy },
-    helper,
-    load: { questions: [question], clients: 1, pauseMs: 20 },
+    honest: await startClients({ questions: [question], clients: 1, pauseMs: 20 }),
     mostMib: 512,
     mostWaitMs: 2000,
-  });
+  };
 }
 
 async function sideChannelVictim(): Promise<Victim> {
@@ -82,17 +71,17 @@ async function sideChannelVictim(): Promise<Victim> {
   const { port, http } = JSON.parse(await listener.line()) as { port: number; http: number };
   const clientUrl = `http://127.0.0.1:${http}`;
 
-  return victimOf({
+  return {
     target: { pid: listener.pid, sideChannel: port, clientUrl },
     processes: { listener },
-    load: {
+    honest: await startClients({
       questions: [{ handshake: port }, { url: clientUrl, wanted: "ok" }],
       clients: 2,
       pauseMs: 50,
-    },
+    }),
     mostMib: 256,
     mostWaitMs: 2000,
-  });
+  };
 }
 
 async function benchVictim(): Promise<Victim> {
@@ -105,19 +94,16 @@ async function benchVictim(): Promise<Victim> {
     wanted: "begins with open",
   };
 
-  return victimOf({
+  return {
     target: { pid: bench.pid, benchPort },
     processes: { bench },
-    load: { questions: [question], clients: 1, pauseMs: 20 },
+    honest: await startClients({ questions: [question], clients: 1, pauseMs: 20 }),
     mostMib: 256,
     mostWaitMs: 2000,
-  });
+  };
 }
 
-/**
- * The built programs, which users run. From source, each stack trace of an aborted connection would
- * be translated to TypeScript.
- */
+/** As they are built: from source, each stack trace of an aborted connection is translated. */
 const [INSTANCE, PROXY] = ["apps/demo/dist/main.js", "packages/proxy/dist/cli.js"];
 
 /**
@@ -189,13 +175,13 @@ async function demoVictim(): Promise<Victim> {
   );
   if (questions.some(({ wanted }) => wanted === "")) throw new Error("an instance has no tokens");
 
-  return victimOf({
+  return {
     target: { pid: proxy.pid, proxyUrl, adminUrl, sideChannel, instanceUrl },
     processes: { P, D, proxy },
-    load: { questions, clients: 2, pauseMs: 100 },
+    honest: await startClients({ questions, clients: 2, pauseMs: 100 }),
     mostMib: 512,
     mostWaitMs: Number.POSITIVE_INFINITY,
-  });
+  };
 }
 
 export const VICTIMS = {

@@ -5,10 +5,7 @@ import { type Check, type Row, rowOf } from "../row.js";
 
 const RUNS = 10;
 
-/**
- * Ends peers in every way, in every phase and over every route. The agent that knew them must go
- * on, and leave nothing behind. `words`: beginnings of the cells' names.
- */
+/** The agent that knew them must go on, and leave nothing. `words`: beginnings of cells' names. */
 export async function runDeaths(words: readonly string[]): Promise<Row> {
   const missing = cablesMissing();
   const cells = cellsNamed(words).filter(

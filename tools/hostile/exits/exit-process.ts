@@ -7,11 +7,9 @@ import { seededRandom } from "@kv/transport-memory";
 /** `return`: the event loop runs empty. `terminate`: the main thread terminates the worker. */
 const ENDINGS = ["return", "exit", "terminate"] as const;
 
-/** How a process ends. */
 interface Exit {
   /** How far it comes in `life`. */
   readonly place: number;
-  /** The thread that uses NIXL. */
   readonly thread: "main" | "worker";
   readonly ending: (typeof ENDINGS)[number];
   /** The time from the place to the end. */

@@ -9,9 +9,8 @@ import { describe, expect, test } from "vitest";
 const BLOCK_TOKENS = 16;
 
 /**
- * A NIXL transport whose `allocate` returns device memory, for an engine that keeps its cache
- * there. For the fake NIXL it is ordinary memory. `data` gives the engine's model access to the
- * bytes; the connector has no access.
+ * Its `allocate` returns device memory, which for the fake NIXL is ordinary memory. `data` gives the
+ * engine's model access to the bytes; the connector has none.
  */
 function deviceMemoryTransport(transport: Transport, deviceId: number): Transport {
   const handles = new WeakMap<Memory, Memory>();
@@ -39,10 +38,6 @@ function deviceMemoryTransport(transport: Transport, deviceId: number): Transpor
   };
 }
 
-/**
- * Engines with caches in device memory use the addon over a fake NIXL, with the same connector as
- * engines with host memory.
- */
 describe.skipIf(fakeMissing)(
   `caches in device memory (${fakeMissing ?? "fake NIXL found"})`,
   () => {

@@ -36,9 +36,8 @@ const set = (name: (typeof SETTINGS)[number], value: number) => {
 };
 
 /**
- * Runs all engines in one process with the real clock, with the addon over a fake NIXL. The fake
- * knows only the agents of its own process, so a killed engine stops its steps at once and drops
- * its agents. `lateMs`: the longest delay of a late operation.
+ * All engines in one process with the real clock. The fake knows only the agents of its own process,
+ * so a killed engine stops its steps at once and drops its agents.
  */
 export async function fakeNixlFixture(
   backend: "UCX" | "LIBFABRIC",

@@ -16,7 +16,6 @@ const NOTIFY_FAULTS = { lost: 2, refused: 1, twice: 3, late: 2, stale: 2, damage
 const TRANSFER_FAULTS = { failed: 1.5, late: 3, hangs: 0.5 };
 const REQUEST_FAULTS = { unanswered: 1, unreachable: 2, noise: 2, junk: 3 };
 
-/** Draws which operation gets which fault, and counts the faults. */
 export class FaultInjector {
   readonly counts: Record<string, number> = {};
   readonly random: SeededRandom;
@@ -47,7 +46,6 @@ export class FaultInjector {
 /** Long enough for a listener to drop frames that it cannot decode. */
 const JUNK_TIMEOUT_MS = 50;
 
-/** A side channel with faults. */
 export function faultySideChannel(sideChannel: SideChannel, injector: FaultInjector): SideChannel {
   const noiseFor = (frames: readonly Uint8Array[]) =>
     frames.map((frame) => frame.map(() => injector.random.integer(256)));
@@ -78,7 +76,7 @@ export function faultySideChannel(sideChannel: SideChannel, injector: FaultInjec
 interface FaultyTransportOptions {
   readonly clock: Clock;
   readonly injector: FaultInjector;
-  /** The longest delay of a late operation. */
+  /** The longest delay of what is late. */
   readonly lateMs: number;
   /** Called before each transfer and notification, so that a fake NIXL can be made to fail. */
   readonly before?: () => void;
@@ -86,10 +84,7 @@ interface FaultyTransportOptions {
   readonly adding?: <T>(add: () => Promise<T>) => Promise<T>;
 }
 
-/**
- * A transport with faults of a network and a library, whose agents keep the contract of `Agent`.
- * `agents` are all that were created, including closed ones.
- */
+/** Its agents keep the contract of `Agent`. `agents`: all that were created. */
 export function faultyTransport(transport: Transport, options: FaultyTransportOptions) {
   const agents: Agent[] = [];
   const createAgent: Transport["createAgent"] = async (agentOptions) => {
@@ -107,7 +102,6 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
   const { random } = injector;
   const sent: [remote: string, payload: Uint8Array][] = [];
 
-  /** Sends the notification after a delay; its failure is ignored. */
   function later(remote: string, payload: Uint8Array): void {
     const copy = payload.slice();
     clock.setTimer(() => void agent.notify(remote, copy).catch(() => {}), random.next() * lateMs);
@@ -144,10 +138,7 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
   };
 }
 
-/**
- * Truncates the payload, repeats it, or replaces it by random bytes. No peer sends such payloads.
- * Changing a few bytes would sometimes give another valid message, which no receiver could detect.
- */
+/** Changing a few bytes would sometimes give another valid message, which nobody could detect. */
 function damaged(payload: Uint8Array, integer: (below: number) => number): Uint8Array {
   const kind = integer(3);
   if (kind === 0) return payload.slice(0, integer(Math.max(1, payload.length)));
@@ -163,10 +154,7 @@ function failed(agent: Agent, { notification: _, ...request }: TransferRequest):
   return { released, done: done.then(fail) };
 }
 
-/**
- * Begins after `delayMs`; without `delayMs` it never begins. A transfer that is aborted before it
- * begins touches no memory.
- */
+/** Without `delayMs` it never begins. Aborted before it begins, it touches no memory. */
 function begunLate(
   agent: Agent,
   original: TransferRequest,

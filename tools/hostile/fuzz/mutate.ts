@@ -3,10 +3,7 @@ import type { FuzzTarget } from "./target.js";
 /** A random integer from 0 to `below` - 1. */
 export type Pick = (below: number) => number;
 
-/**
- * Longest input. Each target's readers have limits above and below it; their own tests cover the
- * limits.
- */
+/** The readers have limits above and below it, which their own tests cover. */
 const MAX_INPUT_BYTES = 1 << 16;
 
 /** Bytes with a meaning in msgpack, JSON or UTF-8, and the borders of integers. */
@@ -100,10 +97,6 @@ function mutateBytes(input: Uint8Array, words: readonly string[], pick: Pick): U
   return Buffer.concat([input.subarray(0, at), by, input.subarray(at + removed)]);
 }
 
-/**
- * Replaces, adds, removes, repeats or nests one value of a JSON text; changes bytes where it is not
- * JSON.
- */
 function mutateJson(input: Uint8Array, words: readonly string[], pick: Pick): Uint8Array {
   try {
     const root = { value: JSON.parse(new TextDecoder().decode(input)) as unknown };

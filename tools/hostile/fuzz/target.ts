@@ -10,10 +10,8 @@ export interface FuzzTarget {
   read(input: Uint8Array): void;
 }
 
-/** The bytes of text. */
 export const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
 
-/** The bytes of a value as JSON. */
 export const json = (value: unknown): Uint8Array => bytes(JSON.stringify(value));
 
 /** Parses an input as JSON; undefined where it is not JSON, which the caller refuses. */

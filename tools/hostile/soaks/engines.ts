@@ -20,14 +20,12 @@ import type { Check } from "../row.js";
 import { ask, askAlone, type SoakRequest, sameAnswer, soakRequests } from "./requests.js";
 import { allAvailable, Cut, changeInstance, endProxy, send, soak, Tally } from "./soak.js";
 
-/** An instance that ends, and starts again at its address. */
 interface Member {
   readonly name: string;
   readonly url: string;
   readonly spec: Exclude<InstanceSpecInput, string>;
-  kill(signal: "SIGKILL" | "SIGTERM"): Promise<void>;
-  /** Resolves when it has started again. */
-  back(): Promise<void>;
+  /** Resolves when it has ended, and started again at its address. */
+  restart(signal: "SIGKILL" | "SIGTERM"): Promise<void>;
 }
 
 const PROMPTS = 8;
@@ -39,10 +37,9 @@ const anyOf = <T>(list: readonly T[]) => list[Math.floor(Math.random() * list.le
 
 /**
  * Requests of all routes through kv-proxy to two P and two D of the demo, whose answers are those
- * of one engine. Clients stream, read slowly, or leave. Instances end as by SIGKILL, drain at
- * SIGTERM, or are replaced in a rollout, one after the other. The KV events of the first P are
- * lies. A request that has received no byte is tried again, so none of them may fail; an answer may
- * break off only when an instance ends. At the end no engine holds anything.
+ * of one engine. Instances end as by SIGKILL, drain at SIGTERM, or are replaced in a rollout. The
+ * KV events of the first P are lies. A request that has received no byte is tried again, so none of
+ * them may fail; an answer may break off only when an instance ends.
  */
 export async function engineSoak(
   transport: "memory" | "nixl",
@@ -145,8 +142,7 @@ export async function engineSoak(
     const met = [...running];
     if (what === "rollouts") await changeInstance(adminUrl, "drain", ...instance);
     else goneUntilMs = Number.POSITIVE_INFINITY;
-    await member.kill(what === "killed" ? "SIGKILL" : "SIGTERM");
-    await member.back();
+    await member.restart(what === "killed" ? "SIGKILL" : "SIGTERM");
     if (what === "rollouts") await changeInstance(adminUrl, "add", ...instance);
     tally.add(what);
     await allAvailable(adminUrl);
@@ -189,7 +185,7 @@ async function answersOfOne(requests: readonly SoakRequest[]) {
   return answers;
 }
 
-/** Starts two P and two D: over NIXL each in its own process, else in this one. */
+/** Over NIXL each is in its own process, else in this one. */
 async function startMembers(
   options: ClusterOptions,
 ): Promise<{ members: readonly Member[]; close(): Promise<unknown> }> {
@@ -200,7 +196,14 @@ async function startMembers(
       [...prefills, ...decodes].map((one) => startRelayed(one, network)),
     );
     return {
-      members: relayed.map((one) => ({ ...one, spec: { url: one.url }, back: one.start })),
+      members: relayed.map((one) => ({
+        ...one,
+        spec: { url: one.url },
+        async restart(signal) {
+          await one.kill(signal);
+          await one.start();
+        },
+      })),
       close: () => Promise.all(relayed.map((one) => one.end())),
     };
   }
@@ -209,30 +212,19 @@ async function startMembers(
   const members = [...cluster.prefills, ...cluster.decodes].map(
     ({ name, url, sideChannel, process: victim }) => {
       if (victim === undefined || sideChannel == null) throw new Error(`${name} has no process`);
-      let replaced = Promise.resolve();
       return {
         name,
         url,
         spec: { url, kv: { host: sideChannel.host, port: sideChannel.port } },
-        async kill(signal: NodeJS.Signals) {
-          replaced = victim.replaced();
-          const { pid } = victim;
-          process.kill(pid, signal);
-          while (isAlive(pid)) await sleep(20);
+        restart(signal: NodeJS.Signals) {
+          const replaced = victim.replaced();
+          process.kill(victim.pid, signal);
+          return replaced;
         },
-        back: () => replaced,
       };
     },
   );
   return { members, close: () => cluster.close() };
-}
-
-function isAlive(pid: number): boolean {
-  try {
-    return process.kill(pid, 0);
-  } catch {
-    return false;
-  }
 }
 
 /** What an instance has not released. */

@@ -48,11 +48,9 @@ async function startPair(
 
 /**
  * Requests through kv-proxy, with pairing, KV events, token ids and the disaggregation rule, while
- * its instances are killed, or drained, and started again, each time as the other of two versions
- * that do not fit. A request that fails before its client has received a byte could have been
- * retried, so there must be none; nor may one go to a pair that does not fit. Clients use all
- * routes, stream, ask for two choices, read slowly, or leave; the publishers of the first pair lie.
- * Each complete answer must have all its words.
+ * its instances end and start again, each time as the other of two versions that do not fit. A
+ * request that fails before its client has received a byte could have been retried, so there must
+ * be none; nor may one go to a pair that does not fit. The publishers of the first pair lie.
  */
 export async function proxySoak(options: PartOptions): Promise<Check[]> {
   const free = { prefill: 0, decode: 0, sideChannel: 0 };
@@ -124,6 +122,5 @@ export async function proxySoak(options: PartOptions): Promise<Check[]> {
 
   const memory = await soak(options, proxy, ask, change);
   const end = await endProxy(proxy, proxyUrl);
-  await Promise.all(pairs.map(({ process }) => process.end()));
   return [...tally.checks("complete", ["lost", "wrong", "cut in a rollout"]), ...memory, ...end];
 }

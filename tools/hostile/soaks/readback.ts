@@ -31,9 +31,8 @@ interface State {
 type Body = Readonly<Record<string, unknown>>;
 
 /**
- * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Clients stream,
- * ask for two choices, ask again, or edit what was said. Each complete answer must be that of one
- * engine; nothing that does not fit may be read; at the end D holds nothing.
+ * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Nothing that
+ * does not fit may be read.
  */
 export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   const servers = new ObservedProcess("tools/bench/turn-upstream.ts");
@@ -88,7 +87,6 @@ export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   await sleep(SETTLE_MS);
   const end = await endProxy(proxy, proxyUrl);
   const { wrong, pinned, counts } = await tell("state");
-  await servers.end();
   const reads = counts["reads"] ?? 0;
   return [
     ...tally.checks("complete", ["lost", "wrong"]),

@@ -3,18 +3,13 @@ import { type SendOptions, send } from "./soak.js";
 
 type Body = Readonly<Record<string, unknown>>;
 
-/** A request. One without a body is a GET. */
 export interface SoakRequest {
   readonly path: string;
   readonly body?: Body;
-  /**
-   * The requests that one engine is asked in its place, as it serves one prompt and one choice at a
-   * time.
-   */
+  /** What one engine is asked in its place: it serves one prompt and one choice at a time. */
   readonly parts?: readonly Body[];
 }
 
-/** An answer, streamed or not. */
 export interface Told {
   readonly status: number;
   /** The error, or the names of models. */
@@ -31,9 +26,7 @@ interface Choice {
   finish: readonly unknown[];
 }
 
-/**
- * Requests of every route that the demo's engine serves, and of routes and members that it refuses.
- */
+/** Of every route that the demo's engine serves, and of routes and members that it refuses. */
 export function soakRequests(prompts: readonly (readonly number[])[]): SoakRequest[] {
   return prompts.flatMap((prompt, at): SoakRequest[] => {
     const text = prompt.map((token) => `t${token}`).join(" ");
@@ -155,10 +148,7 @@ export function told(status: number, text: string): Told {
   };
 }
 
-/**
- * Whether an answer is that of one engine. Its log probabilities may differ as results of other
- * batches do.
- */
+/** Log probabilities may differ as results of other batches do. */
 export function sameAnswer(one: Told, wanted: Told): boolean {
   const exact = ({ status, said, choices }: Told) =>
     JSON.stringify([status, said, choices.map(({ logprobs: _, ...choice }) => choice)]);
