@@ -1,11 +1,10 @@
 import type { Check } from "../row.js";
-import type { VICTIMS } from "./victims.js";
 
 /** An attack on a server of ours: one entry of the table in `attacks.ts`. */
 export interface Attack {
   /** What is attacked, and how. */
   readonly title: string;
-  readonly victim: keyof typeof VICTIMS;
+  readonly victim: "proxy" | "side-channel" | "bench" | "demo";
   /** How much one round tries, in words. */
   readonly tries: string;
   /** @default 1 */
