@@ -33,25 +33,6 @@ export function residentBytes(pid: number): number {
   return Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) * 1024;
 }
 
-/**
- * Looks at a process's memory once a second. `ended` tells the means of the first and the last
- * third in MiB, without the first fifth: that is warm-up.
- */
-export function watchMemory(pid: number): { ended(): { early: number; late: number } } {
-  const samples: number[] = [];
-  const watching = setInterval(() => samples.push(residentBytes(pid) / 2 ** 20), 1000);
-  return {
-    ended() {
-      clearInterval(watching);
-      const steady = samples.slice(Math.floor(samples.length / 5));
-      const third = Math.max(1, Math.floor(steady.length / 3));
-      const mean = (list: readonly number[]) =>
-        list.reduce((sum, value) => sum + value, 0) / list.length;
-      return { early: mean(steady.slice(0, third)), late: mean(steady.slice(-third)) };
-    },
-  };
-}
-
 /** The first line of a process on stdout. */
 export async function firstLine(child: ChildProcess): Promise<string> {
   let text = "";

@@ -34,7 +34,7 @@ export default mergeConfig(
     test: {
       include: scope === undefined && own.length > 0 ? own : ALL,
       env: { KV_PROPERTY_FACTOR: "0.1", KV_PROPERTY_FIRST: "1" },
-      setupFiles: [fileURLToPath(new URL("../long/more-runs.ts", import.meta.url))],
+      setupFiles: [fileURLToPath(new URL("../hostile/properties/more-runs.ts", import.meta.url))],
       bail: 1,
       sequence: { sequencer: UnitsFirst },
     },

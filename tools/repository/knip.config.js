@@ -54,7 +54,7 @@ export default {
       entry: [
         ...workshop.map((name) => `${name}/**/*.{ts,mjs,cjs,js}`),
         "bench/*.mjs",
-        "bench/{fairness-attacks,fairness-proxy,fairness-turns,fast-upstream,main,proxy-soak,proxy-upstream,turn-upstream}.ts",
+        "bench/{fairness-attacks,fairness-proxy,fairness-turns,fast-upstream,main,proxy-upstream,turn-upstream}.ts",
         "bench/nixl/target.ts",
         "bench/**/*.test.ts",
       ],

@@ -4,6 +4,7 @@ import {
   parseGenerationRequest,
   parseRequestInSteps,
   type RequestBody,
+  withLongMembers,
 } from "@kv/fleet/front-end";
 import { systemClock, YieldingQueue } from "@kv/interface";
 import { expect, test } from "vitest";
@@ -142,16 +143,18 @@ test("the legs of a long body are those of a short one, and its long members are
 
 test("parts of a long body have their own prompt, and the other long members", async () => {
   const prompts = ["a".repeat(200_000), "b".repeat(200_000)];
-  const text = JSON.stringify({ prompt: prompts, stop: ["x".repeat(5000)] });
+  const text = JSON.stringify({ model: "m", prompt: prompts, stop: ["x".repeat(5000)] });
   const given = await parseRequestInSteps(
     "/v1/completions",
     Buffer.from(text),
     new YieldingQueue({ clock: systemClock() }),
   );
   const parts = allParts(given);
-  expect(parts.map((part) => JSON.parse(textOf(singleInstanceBody(part.request))))).toEqual(
-    prompts.map((prompt) => ({ prompt, stop: ["x".repeat(5000)] })),
-  );
+  const whole = ({ text, long }: GenerationRequest) => withLongMembers(text, long);
+  for (const body of [whole, singleInstanceBody])
+    expect(parts.map((part) => JSON.parse(textOf(body(part.request))))).toEqual(
+      prompts.map((prompt) => ({ model: "m", prompt, stop: ["x".repeat(5000)] })),
+    );
   const seed = Buffer.from(JSON.stringify({ prompt: prompts, n: 2, seed: "5".repeat(5000) }));
   const seeded = await parseRequestInSteps(
     "/v1/completions",

@@ -122,6 +122,7 @@ function* listElements(list: Uint8Array, pieceBytes: number): Generator<undefine
 
 /** The text of an object with further members at its end. */
 function withMembers(text: string, members: readonly string[]): string {
+  if (members.length === 0) return text;
   const before = text.slice(0, -1);
   return `${before}${before === "{" ? "" : ","}${members.join(",")}}`;
 }

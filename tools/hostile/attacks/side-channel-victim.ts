@@ -1,0 +1,36 @@
+// Answers handshakes, and HTTP beside them: GET /ask/PORT sends three requests to a listener, and
+// tells how many were refused. Prints {"port", "http"}.
+import { once } from "node:events";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+import { zmqSideChannel } from "@kv/side-channel";
+
+const host = "127.0.0.1";
+const payload = Buffer.alloc(20_000, "metadata");
+const side = zmqSideChannel();
+const { port } = await side.listen({
+  host,
+  port: 0,
+  answer: (frames) =>
+    frames.length === 1 && frames[0]?.byteLength === 17 ? [payload, Buffer.alloc(9)] : undefined,
+});
+
+async function refusedBy(hostile: number): Promise<number> {
+  let refused = 0;
+  for (let attempt = 0; attempt < 3; attempt += 1) {
+    const frames = [Buffer.alloc(17)];
+    await side.request({ host, port: hostile, frames, timeoutMs: 5000 }).catch(() => {
+      refused += 1;
+    });
+  }
+  return refused;
+}
+
+const http = createServer(async ({ url = "" }, response) => {
+  const [, hostile] = /^\/ask\/(\d+)/.exec(url) ?? [];
+  response.end(hostile === undefined ? "ok" : String(await refusedBy(Number(hostile))));
+});
+await once(http.listen(0, host), "listening");
+console.log(JSON.stringify({ port, http: (http.address() as AddressInfo).port }));
+// It ends with its parent.
+process.stdin.resume().on("end", () => process.exit());
