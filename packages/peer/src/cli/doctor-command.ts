@@ -9,8 +9,8 @@ import {
   refuseValue,
 } from "@kv/program";
 import { type Command, Option } from "commander";
+import { type Report, reportText } from "../checks/report.js";
 import { pairDoctor } from "../doctor/pair-doctor.js";
-import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
@@ -131,7 +131,7 @@ export function addDoctor(program: Command): void {
     });
 }
 
-async function runDoctor(options: Options): Promise<PairReport> {
+async function runDoctor(options: Options): Promise<Report> {
   const groups = await givenGroups(options);
   await using sideChannel = openSideChannel(options);
   return await pairDoctor({

@@ -1,11 +1,11 @@
 import { KvError } from "@kv/interface";
 import { count, duration, printDoctorReport } from "@kv/program";
 import { type Command, Option } from "commander";
+import { verifyText } from "../checks/report.js";
 import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { laneEvidence } from "../verify/lane-evidence.js";
 import { verify } from "../verify/verify.js";
-import { verifyText } from "../verify/verify-report.js";
 import {
   handshakeKeyOption,
   openSideChannel,

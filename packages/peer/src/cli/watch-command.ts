@@ -13,6 +13,7 @@ import {
   printError,
 } from "@kv/program";
 import { type Command, Option } from "commander";
+import type { Check } from "../checks/report.js";
 import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
 import { EngineServer } from "../http/engine-server.js";
@@ -21,7 +22,7 @@ import type { GivenGroups } from "../protocol/cache-groups.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
-import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
+import { findingJson, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
@@ -216,7 +217,7 @@ function comparison({ type, tolerance: given }: WatchFlags): DiffOptions {
 function report(round: WatchRound, { json }: WatchFlags): void {
   const { number, findings, cost } = round;
   if (json === true) {
-    print(`${JSON.stringify({ round: number, findings: findings.map(described), cost })}\n`);
+    print(`${JSON.stringify({ round: number, findings: findings.map(findingJson), cost })}\n`);
     return;
   }
   for (const finding of findings) print(`${findingLine(finding)}\n`);
@@ -227,15 +228,13 @@ function report(round: WatchRound, { json }: WatchFlags): void {
   );
 }
 
-const described = (finding: Finding) => ({ ...finding, ...FINDING_KINDS[finding.kind] });
-
 /** A webhook that does not take a finding is reported on stderr; the finding was printed. */
-async function post(url: string | undefined, finding: Finding): Promise<void> {
+async function post(url: string | undefined, finding: Check): Promise<void> {
   if (url === undefined) return;
   try {
     const { status } = await sendRequest(url, {
       method: "POST",
-      body: described(finding),
+      body: findingJson(finding),
       timeoutMs: WEBHOOK_TIMEOUT_MS,
     });
     if (status >= 300) printError(`kv-peer: the webhook ${url} answered ${status}\n`);

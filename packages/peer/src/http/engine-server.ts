@@ -51,6 +51,9 @@ export interface Answer {
   readonly text: string;
 }
 
+/** The shortest prompt: the server keeps one block of it until it is notified, or a lease ends. */
+export const PROBE_PROMPT: Prompt = [20, 30];
+
 const modelsSchema = z.looseObject({
   data: z.array(z.looseObject({ id: z.string(), root: z.string().nullish() })).min(1),
 });
@@ -167,9 +170,9 @@ export class EngineServer {
     return { tokens: choices[0]?.token_ids ?? [], text: choices[0]?.text ?? "" };
   }
 
-  /** Sends a prompt of two tokens: vLLM processes notifications and leases only in engine steps. */
+  /** Sends the probe prompt: vLLM processes notifications and leases only in engine steps. */
   async nudge(): Promise<void> {
-    await this.#complete([20, 30], { max_tokens: 1 });
+    await this.#complete(PROBE_PROMPT, { max_tokens: 1 });
   }
 
   #get(path: string) {

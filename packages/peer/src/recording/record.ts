@@ -8,7 +8,7 @@ import {
 } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
 import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
-import type { EngineServer } from "../http/engine-server.js";
+import { type EngineServer, PROBE_PROMPT } from "../http/engine-server.js";
 import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
 import { exchangeHandshake, readRankMetadata } from "../protocol/handshake.js";
 import { readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
@@ -162,7 +162,11 @@ class Recorder {
    */
   async #recordDecodeSide(server: EngineServer): Promise<RecordedSide | undefined> {
     try {
-      return await this.#recordSide("d", server, readRemotePrefill(await server.prefill([20, 30])));
+      return await this.#recordSide(
+        "d",
+        server,
+        readRemotePrefill(await server.prefill(PROBE_PROMPT)),
+      );
     } catch {
       return undefined;
     }

@@ -1,3 +1,4 @@
+import { createRequire } from "node:module";
 import {
   type Agent,
   type Clock,
@@ -7,6 +8,7 @@ import {
   type MemoryType,
   type Transport,
 } from "@kv/interface";
+import { type ChildOutcome, runInChild } from "@kv/program";
 
 /**
  * A probe of one server's memory, as plain data: it may run in a child process, because NIXL can
@@ -98,6 +100,24 @@ export async function probeMemory(
     await agent.close();
     memory?.close();
   }
+}
+
+/**
+ * Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is
+ * added to this one's. Never rejects.
+ */
+export function probeInChildProcess(
+  request: ProbeRequest,
+  timeoutMs: number,
+  environment: Readonly<Record<string, string>> = {},
+): Promise<ChildOutcome<ProbeResult>> {
+  return runInChild({
+    module: createRequire(import.meta.url).resolve("@kv/peer/probe-child"),
+    request,
+    timeoutMs,
+    // Makes UCX print the transports that it uses.
+    env: { ...process.env, UCX_PROTO_INFO: "y", ...environment },
+  });
 }
 
 interface Descriptors {
