@@ -2,16 +2,7 @@ import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import {
-  count,
-  duration,
-  httpUrl,
-  number,
-  onInterrupt,
-  port,
-  print,
-  printError,
-} from "@kv/program";
+import { count, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
 import { type Command, Option } from "commander";
 import type { Check } from "../checks/report.js";
 import { serverUrl } from "../doctor/target.js";
@@ -24,14 +15,17 @@ import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { findingJson, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
-  handshakeKeyOption,
+  addGroupsOptions,
+  addReachOptions,
+  type GroupsOptions,
+  givenGroups,
   openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+  type ReachOptions,
+  timeOption,
+} from "./options.js";
 
-interface WatchFlags extends SideChannelOptions, GroupsOptions {
+interface WatchFlags extends ReachOptions, GroupsOptions {
   pair: string[];
   against?: string;
   interval: number;
@@ -40,8 +34,6 @@ interface WatchFlags extends SideChannelOptions, GroupsOptions {
   outputTokens: number;
   type?: keyof typeof TOLERANCES;
   tolerance?: number;
-  sideChannelHost: string;
-  sideChannelPort: number;
   metricsHost: string;
   metricsPort?: number;
   webhook?: string;
@@ -78,11 +70,7 @@ export function addWatch(program: Command): void {
       "--against <folder>",
       "a recording of the same version whose first prompt is the canary (default: the first prefill server that answers is the reference)",
     )
-    .addOption(
-      new Option("--interval <time>", "time between two rounds")
-        .argParser(duration)
-        .default(60_000, "60s"),
-    )
+    .addOption(timeOption("--interval <time>", "time between two rounds", "60s"))
     .option(
       "--once",
       "one round; exit code 1 when it finds something, 2 when a server does not answer",
@@ -105,14 +93,7 @@ export function addWatch(program: Command): void {
       "largest difference of two values that counts as equal (default: by --type)",
       number,
     );
-  addGroupsOptions(command)
-    .option(
-      "--side-channel-host <host>",
-      "host at which a server that pushes reaches this one",
-      "127.0.0.1",
-    )
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
-    .addOption(handshakeKeyOption())
+  addReachOptions(addGroupsOptions(command))
     .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
     .option(
       "--metrics-port <port>",

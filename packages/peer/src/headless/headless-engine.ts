@@ -28,12 +28,20 @@ export interface HeadlessRegion {
   readonly groupId: number;
 }
 
-/** What a headless engine consists of, on either side of a pair. */
-export interface HeadlessEngineOptions extends AmbientOptions {
+/** How a headless engine reaches its peer. */
+export interface Reach extends AmbientOptions {
   /** Allocates the cache and moves the blocks. The caller closes it. */
   readonly transport: Transport;
   /** Carries the handshakes. The caller closes it. */
   readonly sideChannel: SideChannel;
+  /** Where the peer reaches this side for a handshake. @default "127.0.0.1" */
+  readonly sideChannelHost?: string | undefined;
+  /** The port there; 0 takes a free one. @default 0 */
+  readonly sideChannelPort?: number | undefined;
+}
+
+/** What a headless engine consists of, on either side of a pair. */
+export interface HeadlessEngineOptions extends Omit<Reach, "sideChannelHost" | "sideChannelPort"> {
   /** vLLM's `kv_transfer_config`, as `readTransferConfig` of `@kv/connector` returns it. */
   readonly config: KvTransferConfig;
   /** Engine id, parallel sizes and the model facts that enter the compatibility hash. */

@@ -1,12 +1,6 @@
-import {
-  type Ambient,
-  type AmbientOptions,
-  ambient,
-  KvError,
-  type SideChannel,
-  type Transport,
-} from "@kv/interface";
+import { type Ambient, ambient, KvError } from "@kv/interface";
 import { BlockPool } from "../headless/block-pool.js";
+import type { Reach } from "../headless/headless-engine.js";
 import { openMatchingDecode } from "../headless/matching-decode.js";
 import { filterNotifications } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
@@ -15,13 +9,9 @@ import { checkLeaks, type LeakReport, readUsedBlocks } from "./block-leaks.js";
 import { type Fault, type PromptResult, PromptRunner } from "./prompt-runner.js";
 
 /** Options of `load`. */
-export interface LoadOptions extends AmbientOptions {
+export interface LoadOptions extends Reach {
   /** The prefill server. */
   readonly server: EngineServer;
-  /** Moves the blocks. The caller closes it. */
-  readonly transport: Transport;
-  /** Carries the handshakes. The caller closes it. */
-  readonly sideChannel: SideChannel;
   /** Lengths of the prompts, used in turn. */
   readonly promptTokens: readonly number[];
   /** Requests at the same time. */
@@ -46,10 +36,6 @@ export interface LoadOptions extends AmbientOptions {
   readonly freeWithinMs?: number | undefined;
   /** Added to the lease for the server's own timers, in ms. @default 10_000 */
   readonly leaseMarginMs?: number | undefined;
-  /** Where a P that pushes reaches this side. @default "127.0.0.1" */
-  readonly sideChannelHost?: string | undefined;
-  /** The port there; 0 for any free one. @default 0 */
-  readonly sideChannelPort?: number | undefined;
   /** Ends the load; the result covers the requests until then. @default undefined */
   readonly signal?: AbortSignal | undefined;
   /** Called after each request with the number of finished ones. @default undefined */
@@ -87,7 +73,7 @@ const MAX_ABORT_AFTER_MS = 8;
  * `KV_CONFIG_INVALID` for a concurrency below 1.
  */
 export async function load(options: LoadOptions): Promise<LoadResult> {
-  const { server, sideChannel, concurrency, promptTokens } = options;
+  const { server, concurrency, promptTokens } = options;
   const environment = ambient(options);
   const { clock, random } = environment;
   const before = await readUsedBlocks(server);
@@ -98,14 +84,8 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   const params = await server.prefill(first);
   const remote = readRemotePrefill(params);
   const filter = filterNotifications(options.transport);
-  const matching = await openMatchingDecode(remote, {
-    ...environment,
-    transport: filter.transport,
-    sideChannel,
-    sideChannelHost: options.sideChannelHost,
-    sideChannelPort: options.sideChannelPort,
-    concurrency,
-  });
+  const reach = { ...options, ...environment, transport: filter.transport };
+  const matching = await openMatchingDecode(remote, concurrency, reach);
   const { decode, metadata } = matching;
   try {
     const pulls: PromptResult[] = [];

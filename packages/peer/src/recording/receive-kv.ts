@@ -1,10 +1,7 @@
-import { type BlockIds, KvError, type KvTransferParams, type Random } from "@kv/interface";
+import { ambient, type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
-import {
-  type MatchingDecode,
-  type MatchingDecodeOptions,
-  openMatchingDecode,
-} from "../headless/matching-decode.js";
+import type { Reach } from "../headless/headless-engine.js";
+import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { decodeRequestId } from "../protocol/remote-prefill.js";
 
@@ -15,11 +12,6 @@ export interface PrefilledPrompt {
   readonly remote: RemotePrefillParams;
 }
 
-/** How this side reaches P. The caller closes transport and side channel. */
-export interface ReceivePlace extends Omit<MatchingDecodeOptions, "concurrency"> {
-  readonly random: Random;
-}
-
 /**
  * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank
  * after rank, within a rank region after region, within a region the request's kernel blocks.
@@ -27,14 +19,14 @@ export interface ReceivePlace extends Omit<MatchingDecodeOptions, "concurrency">
  */
 export async function receiveKv(
   { tokens, params, remote }: PrefilledPrompt,
-  place: ReceivePlace,
+  reach: Reach,
 ): Promise<Uint8Array> {
-  const matching = await openMatchingDecode(remote, { ...place, concurrency: 1 });
+  const matching = await openMatchingDecode(remote, 1, reach);
   const { decode } = matching;
   try {
     const blockIds = consecutiveIds(remote.remoteBlockIds);
     const request = {
-      requestId: decodeRequestId(remote, place.random),
+      requestId: decodeRequestId(remote, ambient(reach).random),
       numPromptTokens: tokens.length,
       promptTokenIds: tokens,
       kvTransferParams: params,

@@ -1,12 +1,6 @@
-import {
-  KvError,
-  type KvTransferParams,
-  type Random,
-  type SideChannel,
-  systemRandom,
-  type Transport,
-} from "@kv/interface";
+import { ambient, KvError, type KvTransferParams, type Random } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
+import type { Reach } from "../headless/headless-engine.js";
 import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
 import { type EngineServer, PROBE_PROMPT } from "../http/engine-server.js";
 import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
@@ -22,7 +16,7 @@ import {
 } from "./recording.js";
 
 /** Options of `record`. */
-export interface RecordOptions {
+export interface RecordOptions extends Reach {
   /** The folder of the recording; created. */
   readonly folder: string;
   /** The prefill server. */
@@ -32,10 +26,6 @@ export interface RecordOptions {
    * undefined
    */
   readonly decode?: EngineServer | undefined;
-  /** Moves the blocks. The caller closes it. */
-  readonly transport: Transport;
-  /** Carries the handshakes. The caller closes it. */
-  readonly sideChannel: SideChannel;
   /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
   /**
@@ -45,12 +35,6 @@ export interface RecordOptions {
   readonly groups?: GivenGroups | undefined;
   /** Tokens that the decode server generates per prompt. @default 16 */
   readonly outputTokens?: number | undefined;
-  /** Where a P that pushes reaches this side. @default "127.0.0.1" */
-  readonly sideChannelHost?: string | undefined;
-  /** The port there; 0 for any free one. @default 0 */
-  readonly sideChannelPort?: number | undefined;
-  /** Source of ids. @default systemRandom() */
-  readonly random?: Random | undefined;
 }
 
 const OUTPUT_TOKENS = 16;
@@ -77,7 +61,7 @@ class Recorder {
 
   constructor(options: RecordOptions) {
     this.#options = options;
-    this.#random = options.random ?? systemRandom();
+    this.#random = ambient(options).random;
     this.#writer = createRecording(options.folder);
     this.#filter = filterNotifications(options.transport);
   }

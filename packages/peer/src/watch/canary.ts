@@ -1,12 +1,13 @@
-import { KvError } from "@kv/interface";
+import { KvError, type Random } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 import type { Check } from "../checks/report.js";
+import type { Reach } from "../headless/headless-engine.js";
 import { filterNotifications } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import { compareKv, type DiffOptions, filledParts } from "../recording/diff.js";
-import { type ReceivePlace, receiveKv } from "../recording/receive-kv.js";
+import { receiveKv } from "../recording/receive-kv.js";
 import { finding } from "./findings.js";
 
 /** A pair of servers that serves requests, or a P alone. */
@@ -25,7 +26,8 @@ export interface CanaryReference {
 }
 
 /** Options of `runCanary`. */
-export interface CanaryOptions extends DiffOptions, ReceivePlace {
+export interface CanaryOptions extends DiffOptions, Reach {
+  readonly random: Random;
   /** The prompt, as token ids. */
   readonly prompt: readonly number[];
   /** Tokens that D generates. */
