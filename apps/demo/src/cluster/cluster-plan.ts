@@ -1,4 +1,3 @@
-import type { PickerSettingsInput } from "@kv/epp";
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
@@ -48,15 +47,10 @@ export interface ClusterOptions {
   /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
   /**
-   * The front has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
+   * The proxy has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
    * `extraConfig`. Default: false.
    */
   readonly readback?: boolean | undefined;
-  /**
-   * What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each
-   * decode instance.
-   */
-  readonly front?: "proxy" | "envoy" | undefined;
   /** Port of the proxy's admin routes and page. Default: none. */
   readonly adminPort?: number | undefined;
   /** Further settings of all instances. */
@@ -161,62 +155,25 @@ function instanceSpec({ url, sideChannel }: ProxiedInstance) {
     : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
-type Legs = Pick<ClusterOptions, "connector" | "pushLegs" | "readback">;
-
-/** The settings of a proxy or sidecar that say how the KV moves. */
-function planLegs({ connector, pushLegs, readback }: Legs) {
+/** Plans the settings of the proxy. */
+export function planProxy(
+  prefillers: readonly ProxiedInstance[],
+  decoders: readonly ProxiedInstance[],
+  {
+    connector,
+    pushLegs,
+    readback,
+    adminPort,
+  }: Pick<ClusterOptions, "connector" | "pushLegs" | "readback" | "adminPort">,
+): ProxySettingsInput {
   return {
+    prefillers: prefillers.map(instanceSpec),
+    decoders: decoders.map(instanceSpec),
     timeouts: { graceMs: 2000 },
     mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
     ...(pushLegs === undefined ? {} : { pushLegs }),
     // The built-in model's prompts are short, and its cache holds few of them.
     ...(readback === true ? { readback: { minTokens: 1, cachePercent: 60 } } : {}),
-  } as const;
-}
-
-/** Plans the settings of the proxy. */
-export function planProxy(
-  prefillers: readonly ProxiedInstance[],
-  decoders: readonly ProxiedInstance[],
-  { adminPort, ...legs }: Legs & Pick<ClusterOptions, "adminPort">,
-): ProxySettingsInput {
-  return {
-    prefillers: prefillers.map(instanceSpec),
-    decoders: decoders.map(instanceSpec),
-    ...planLegs(legs),
     ...(adminPort === undefined ? {} : { admin: { port: adminPort } }),
-  };
-}
-
-/** Plans the settings of the sidecar beside a decode instance. */
-export function planSidecar(
-  prefills: readonly ProxiedInstance[],
-  decode: ProxiedInstance,
-  legs: Legs,
-): ProxySettingsInput {
-  // A sidecar knows one side-channel port for all prefill instances. Here each has another one,
-  // which the sidecar learns from its first answer.
-  const [port, ...others] = prefills.flatMap(({ sideChannel }) => sideChannel?.port ?? []);
-  const kv = port === undefined || others.length > 0 ? {} : { kv: { port } };
-  return {
-    decoders: [instanceSpec(decode)],
-    sidecar: { allow: ["127.0.0.1"], ...kv },
-    ...planLegs(legs),
-  };
-}
-
-/**
- * Plans the settings of the picker, which chooses a prefill instance and a sidecar; `decodes` are
- * the instances beside which the `sidecars` are.
- */
-export function planPicker(
-  prefills: readonly ProxiedInstance[],
-  decodes: readonly ProxiedInstance[],
-  sidecars: readonly Pick<ProxiedInstance, "url">[],
-): PickerSettingsInput {
-  return {
-    prefillers: prefills.map(instanceSpec),
-    decoders: sidecars.map(({ url }, i) => instanceSpec({ ...decodes[i], url })),
-    timeouts: { drainMs: 0, graceMs: 2000 },
   };
 }

@@ -1,4 +1,3 @@
-import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { type Ambient, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
@@ -129,26 +128,6 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
     const address = await proxy.listen({ port });
     const shown = { config: { ...resolved, port: address.port } };
     return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
-  });
-}
-
-/** Runs the picker of a gateway in this process. Its URL is that of ext_proc. */
-export async function runPicker(flags: ServerFlags): Promise<void> {
-  const given = configOf(flags) as PickerSettingsInput & { port?: number };
-  const { port: configured = 0, ...settings } = given;
-  await runServer(flags, { service: "kv-epp", instance: "picker" }, async (ambient) => {
-    const picker = createPicker({ ...settings, ...ambient });
-    const { host, port: bound } = await picker.listen({ port: flags.port ?? configured });
-    const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
-    const shown = { config: { ...settings, port: bound } };
-    return {
-      url,
-      port: bound,
-      backend: null,
-      sideChannel: null,
-      shown,
-      drain: () => picker.close(),
-    };
   });
 }
 

@@ -4,7 +4,6 @@ import { KvError, type Log } from "@kv/interface";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { type Cluster, startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
-import { installEnvoy } from "../envoy/install-envoy.js";
 import type { LogLevel } from "../processes/json-log.js";
 import { type CheckedRun, checkRun } from "./check-run.js";
 import { prepareRun } from "./prepare-run.js";
@@ -48,7 +47,6 @@ export interface DemoOutput {
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
-  if (options.front === "envoy") await installEnvoy(say);
   const transport = await prepareServers(options, say);
   const prepared = await prepareRun(options, say);
   const { prompts, modelName } = prepared;
@@ -70,7 +68,7 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
       log,
     });
     const facts: RunFacts = {
-      front: options.front ?? "proxy",
+      front: "proxy",
       transport: options.transportModule ?? transport,
       backend: cluster.prefills[0]?.backend ?? "none",
       connector: options.connector,
@@ -144,9 +142,5 @@ function describe(options: DemoOptions, transport: TransportName | "module"): st
       : transport === "memory"
         ? "in this process, over the embedded transport"
         : `over the transport of ${options.transportModule}`;
-  const front =
-    options.front === "envoy"
-      ? "Envoy, kv-epp and a sidecar beside each decode instance"
-      : "a proxy";
-  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and ${front}, ${where}`;
+  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
 }
