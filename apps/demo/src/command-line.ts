@@ -8,7 +8,6 @@ import { parseJson } from "./processes/parse-json.js";
 import type { InstanceFlags, ProxyFlags } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
-/** The backends of each transport. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
 /** Default of --max-tokens. With Neuron it is that of the report in vllm-neuron's issue 26. */
 const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
@@ -19,7 +18,6 @@ export interface DemoFlags extends DemoOptions {
   readonly logLevel: LogLevel;
 }
 
-/** The flags of the demo, as commander parses them. */
 interface RawFlags
   extends Omit<DemoFlags, "maxTokens" | "promptsFile" | "tinyKvHeads" | "extraConfig" | "restart"> {
   readonly maxTokens?: number;
@@ -47,9 +45,7 @@ interface OptionRow {
   readonly flags: string;
   readonly description: string;
   readonly choices?: readonly string[];
-  /** Values are compared in upper case. */
   readonly upperCase?: boolean;
-  /** Least and highest whole number. */
   readonly range?: readonly number[];
   readonly default?: string | number | boolean;
 }
@@ -138,7 +134,6 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
   };
 }
 
-/** The transport of a backend. A NIXL backend requires NIXL. */
 function transportOf(backend: string | undefined): RawFlags["transport"] {
   if (backend === undefined) return undefined;
   return backend === "MEMORY" ? "memory" : "nixl";

@@ -65,7 +65,6 @@ await runProgram("kv-demo", () =>
   }).parseAsync(),
 );
 
-/** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {
   return new Promise((resolve) => {
     for (const signal of ["SIGINT", "SIGTERM"] as const)
@@ -73,7 +72,6 @@ function waitForStopSignal(): Promise<NodeJS.Signals> {
   });
 }
 
-/** A curl command that sends a request to the proxy. */
 function curlLine(url: string, model: string): string {
   const body = JSON.stringify({
     model,

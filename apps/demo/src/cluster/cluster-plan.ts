@@ -3,22 +3,16 @@ import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 
-/** Where an instance keeps its KV cache. */
 export type PlatformName = "cpu" | "cuda" | "neuron";
 
-/** The instances to run and their settings. */
 export interface ClusterOptions {
   /** `module`: that of `transportModule`. */
   readonly transport: "nixl" | "memory" | "module";
   readonly transportModule?: string | undefined;
-  /** NIXL backend. Default: the transport's. */
   readonly backend?: string | undefined;
   readonly connector: string;
-  /** Module of a connector that the demo does not know. */
   readonly connectorModule?: string | undefined;
-  /** Module of a platform, for all instances. */
   readonly platformModule?: string | undefined;
-  /** Module of a kind of cache, for all instances. */
   readonly cacheKindModule?: string | undefined;
   readonly prefills: number;
   readonly decodes: number;
@@ -26,36 +20,24 @@ export interface ClusterOptions {
   readonly decodeTp: number;
   readonly prefillBlockSize: number;
   readonly decodeBlockSize: number;
-  /** Least number of tokens that the cache of an instance holds. */
   readonly cacheTokens: number;
   readonly model?: string | undefined;
   readonly tinyKvHeads?: number | undefined;
-  /** Default: cpu. */
   readonly prefillPlatform?: PlatformName | undefined;
-  /** Default: cpu. */
   readonly decodePlatform?: PlatformName | undefined;
-  /** Blocks of a staging pool. Default: as many as the cache has. */
   readonly stagingBlocks?: number | undefined;
-  /** Lease of the blocks that a prefill instance keeps. Default: the connector's. */
   readonly leaseSeconds?: number | undefined;
-  /** How long a request may wait for its KV. Default: the connector's. */
   readonly requestTimeoutSeconds?: number | undefined;
-  /** With push: the order of the proxy's two requests. Default: at once. */
   readonly pushLegs?: "at-once" | "prefill-first" | undefined;
-  /** With push: layers are written as they are computed. Default: false. */
   readonly pushLayerwise?: boolean | undefined;
-  /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
   /**
    * The proxy has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
    * `extraConfig`. Default: false.
    */
   readonly readback?: boolean | undefined;
-  /** Port of the proxy's admin routes and page. Default: none. */
   readonly adminPort?: number | undefined;
-  /** Further settings of all instances. */
   readonly instance?: Partial<InstanceConfigInput> | undefined;
-  /** Further settings of the prefill instances. */
   readonly prefillInstance?: Partial<InstanceConfigInput> | undefined;
 }
 
@@ -64,7 +46,6 @@ export interface PlannedInstance {
   readonly config: InstanceConfigInput;
 }
 
-/** Plans the settings of every instance. */
 export function planInstances(options: ClusterOptions): {
   prefills: PlannedInstance[];
   decodes: PlannedInstance[];
@@ -139,7 +120,6 @@ function withoutUndefined(settings: Record<string, unknown>): Record<string, unk
   return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
 }
 
-/** An instance that runs, for the proxy's settings. */
 interface ProxiedInstance {
   readonly url: string;
   readonly sideChannel?: SideChannelAddress | null | undefined;
@@ -155,7 +135,6 @@ function instanceSpec({ url, sideChannel }: ProxiedInstance) {
     : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
-/** Plans the settings of the proxy. */
 export function planProxy(
   prefillers: readonly ProxiedInstance[],
   decoders: readonly ProxiedInstance[],

@@ -17,12 +17,10 @@ import {
   planProxy,
 } from "./cluster-plan.js";
 
-/** A server of the cluster. */
 export interface ClusterMember {
   readonly name: string;
   readonly url: string;
   readonly backend: string | null;
-  /** Where it answers handshakes; an instance of the cluster has one. */
   readonly sideChannel?: SideChannelAddress | null | undefined;
   /** Undefined with the memory transport, where all servers run in this process. */
   readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
@@ -31,15 +29,11 @@ export interface ClusterMember {
 export interface StartOptions {
   readonly log: Log;
   readonly logLevel: LogLevel;
-  /** Restart a process that ends. Default: false. */
   readonly restart?: boolean | undefined;
-  /** Port of the proxy. Default: 0, a free one. */
   readonly proxyPort?: number | undefined;
-  /** File that the spans of all servers are appended to. */
   readonly trace?: string | undefined;
 }
 
-/** Prefill and decode instances and the proxy in front of them, all running. */
 export interface Cluster extends AsyncDisposable {
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
@@ -64,7 +58,6 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
   }
 }
 
-/** Whether the agents of the transport reach each other from process to process. */
 async function crossesProcesses(
   { transportModule }: ClusterOptions,
   { log }: StartOptions,

@@ -38,23 +38,15 @@ export interface EngineOptions extends AmbientOptions {
     | { readonly scheduler: SchedulerConnector; readonly workers: readonly WorkerConnector[] }
     | undefined;
   readonly hooks?: EngineHooks | undefined;
-  /** Requests that hold blocks at the same time. Default: 64. */
   readonly maxNumSeqs?: number | undefined;
-  /**
-   * Batches that are computed at the same time, at most; each request is in one of them. Default:
-   * 1.
-   */
   readonly maxConcurrentBatches?: number | undefined;
   /**
    * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside
    * the output of other requests (vLLM: `max_num_batched_tokens`). Default: no limit.
    */
   readonly maxNumBatchedTokens?: number | undefined;
-  /** Report each computed layer of a prompt to the workers. Default: false. */
   readonly reportLayers?: boolean | undefined;
-  /** Most tokens of a sequence, prompt and output. Default: the model's. */
   readonly maxModelLen?: number | undefined;
-  /** Reuse blocks of earlier prompts. Default: true. */
   readonly prefixCaching?: boolean | undefined;
 }
 
@@ -83,7 +75,6 @@ export class Engine {
   readonly #loop: Promise<void>;
   /** Batches that are being computed. They never reject. */
   readonly #batches = new Set<Promise<void>>();
-  /** Why a batch failed; the next step ends every request with it. */
   #batchFailure: { readonly error: unknown } | undefined;
   #closing: Promise<void> | undefined;
   #pendingWorkTimer: Timer | undefined;
@@ -314,7 +305,6 @@ export class Engine {
     }
   }
 
-  /** Hands out the last token of a request's output, and ends the request where nothing follows. */
   #emit(record: RequestRecord, token: EngineToken): void {
     const { request, output, receivedMs } = record;
     const { clock, tracer } = this.#ambient;
@@ -363,7 +353,6 @@ export class Engine {
       this.#options.model.dropSequence(requestId).catch((failure: unknown) => {
         this.#ambient.log.warn("sequence-not-dropped", { requestId, error: String(failure) });
       });
-      // The workers learn of the end in the next step.
       this.#wakeup.wake();
     }
   }
@@ -397,7 +386,6 @@ export class Engine {
     await new Promise<void>((resolve) => this.#idleWaiters.push(resolve));
   }
 
-  /** Requests without an outcome, by state. */
   requestCounts(): Readonly<Record<"waiting" | "remote" | "running", number>> {
     const scheduler = this.#scheduler;
     return {

@@ -13,7 +13,6 @@ import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
 import { KvJournal } from "./kv-journal.js";
 
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
-  /** Belongs to the instance, which closes it. */
   readonly transport: Transport;
   /** Belongs to the instance, which closes it. */
   readonly sideChannel: SideChannel;
@@ -23,7 +22,6 @@ interface Parts {
   readonly config: InstanceConfig;
   readonly ambient: Ambient;
   readonly closers: CloseStack;
-  /** One per data-parallel rank. */
   readonly ranks: readonly EngineRank[];
   readonly tokenizer: Tokenizer;
   readonly journal: KvJournal;
@@ -44,9 +42,7 @@ interface Parts {
 export class Instance implements ServedInstance {
   url = "";
   port = 0;
-  /** The engine of each data-parallel rank. */
   readonly engines: readonly Engine[];
-  /** The engine id of each data-parallel rank, as peers know it. */
   readonly engineIds: readonly string[];
   /**
    * Where the first data-parallel rank answers handshakes; null for a connector without a side
@@ -98,12 +94,10 @@ export class Instance implements ServedInstance {
     return instance;
   }
 
-  /** The first backend of the agents. */
   get backend(): string {
     return this.#parts.ranks[0]?.backend() ?? "none";
   }
 
-  /** The settings in effect, for the ready line. */
   get settings(): object {
     const { config, model, ranks } = this.#parts;
     const { sideChannelHost, sideChannelPort } = ranks[0]?.transferConfig ?? {};
@@ -130,7 +124,6 @@ export class Instance implements ServedInstance {
     return this.#isReady && !this.engines.some(({ sleepMode }) => sleepMode.isOn);
   }
 
-  /** The body of `/status`. */
   status(): object {
     const { config, ranks, transportName, model } = this.#parts;
     const [first] = ranks;
@@ -155,7 +148,6 @@ export class Instance implements ServedInstance {
     };
   }
 
-  /** What all ranks hold, by name. */
   #outstanding(): Record<string, number> {
     const sums: Record<string, number> = {};
     for (const { engine } of this.#parts.ranks) {
@@ -218,7 +210,6 @@ export class Instance implements ServedInstance {
     await this.close();
   }
 
-  /** Aborts all requests and closes everything. */
   close(): Promise<void> {
     this.#isReady = false;
     return this.#parts.closers.close();

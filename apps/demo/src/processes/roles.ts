@@ -11,13 +11,10 @@ import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
 import { openTraces } from "./traces.js";
 
-/** Options of the commands that run one server. */
 export interface ServerFlags {
-  /** Settings as JSON text. */
   readonly config?: string | undefined;
   readonly port?: number | undefined;
   readonly logLevel: LogLevel;
-  /** File that spans are appended to. */
   readonly trace?: string | undefined;
   /** Started by the demo, which gets the outcome over IPC. */
   readonly child?: boolean | undefined;
@@ -103,12 +100,10 @@ export function instanceSettings(
   };
 }
 
-/** The settings of `--config`. Errors: `KV_CONFIG_INVALID`. */
 function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unknown> {
   return config === undefined ? {} : parseJson("--config", config);
 }
 
-/** Runs the proxy in this process. */
 export async function runProxy(flags: ProxyFlags): Promise<void> {
   const given = configOf(flags) as ProxySettingsInput & { port?: number };
   const { port = 0, ...settings } = {
@@ -132,9 +127,7 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
 }
 
 interface Server extends ReadyServer {
-  /** Further fields of the ready line, with the settings in effect. */
   readonly shown: object;
-  /** Finishes running requests and closes the server. */
   drain(): Promise<void>;
 }
 

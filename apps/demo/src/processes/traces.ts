@@ -2,11 +2,8 @@ import type { Log, Tracer } from "@kv/interface";
 import { openSpanOutput } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
 
-/** Where the spans of one server go. */
 export interface Traces {
-  /** Undefined: nothing asks for spans. */
   readonly tracer: Tracer | undefined;
-  /** Writes the spans that have ended. */
   close(): Promise<void>;
 }
 

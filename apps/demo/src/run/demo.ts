@@ -11,11 +11,8 @@ import type { RunFacts } from "./report.js";
 import { playConversation, prepareConversation, READBACK, type Turn } from "./turns.js";
 
 export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
-  /** Default: NIXL when it is installed, otherwise the memory transport. */
   readonly transport?: TransportName | undefined;
-  /** Requests at the same time. Default: one per prompt of the file, or 4. */
   readonly requests?: number | undefined;
-  /** Turns of a conversation, in place of requests at the same time. Default: none. */
   readonly turns?: number | undefined;
   readonly promptsFile?: string | undefined;
   readonly maxTokens: number;
@@ -34,7 +31,6 @@ export interface DemoRun {
 }
 
 export interface DemoOutput {
-  /** Prints a line of progress. */
   readonly say: (line: string) => void;
   readonly log: Log;
   readonly logLevel: LogLevel;
@@ -114,7 +110,6 @@ export async function runTurns(
   }
 }
 
-/** Begins the file of traces, and chooses the transport. Errors: `KV_CONFIG_INVALID`. */
 async function prepareServers(
   { trace, transport, transportModule }: DemoOptions,
   say: DemoOutput["say"],

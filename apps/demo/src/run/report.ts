@@ -1,6 +1,5 @@
 import type { CheckedRequest, CheckedRun } from "./check-run.js";
 
-/** The settings of a run, as `--json` prints them. */
 export interface RunFacts {
   readonly front: string;
   readonly transport: string;
@@ -26,7 +25,6 @@ const TIMES = [
   ["decode", "decode_ms", "decodeMs", 1],
 ] as const;
 
-/** The output of `--json`. */
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
   const shown = requests.map(jsonRequest);
   return { ok, ...facts, requests: shown, warm_requests: warm.map(jsonRequest) };

@@ -26,7 +26,6 @@ interface Scope {
   store: TensorStore;
 }
 
-/** Values that every layer shares. */
 interface Shared {
   cos: string;
   sin: string;
