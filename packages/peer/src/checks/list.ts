@@ -61,7 +61,6 @@ const CHECKS: readonly Entry[] = [
   { needs: ["watched"], judge: ({ watched }) => addressChecks(watched) },
 ];
 
-/** The checks of what a command has read. */
 export function judge(facts: Facts): Check[] {
   const isKnown = (need: keyof AllFacts) => facts[need] !== undefined;
   return CHECKS.filter(({ needs }) => needs.every(isKnown)).flatMap((each) =>

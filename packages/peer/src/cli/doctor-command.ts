@@ -147,7 +147,6 @@ async function runDoctor(options: Options): Promise<Report> {
   });
 }
 
-/** Errors: those of a flag that is no JSON object. */
 function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
   const value = parseJson(text);
   if (typeof value === "object" && value !== null && !Array.isArray(value) && "method" in value)

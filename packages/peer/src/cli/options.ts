@@ -11,7 +11,6 @@ import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import type { GivenGroups } from "../protocol/cache-groups.js";
 
-/** What `addGroupsOptions` adds to a command's options. */
 export interface GroupsOptions {
   readonly groups?: readonly KvCacheKind[];
   readonly config?: string;
@@ -33,8 +32,9 @@ export function addGroupsOptions(command: Command): Command {
 }
 
 /**
- * The groups that the flags give; undefined where none does. Errors: `KV_CONFIG_INVALID` for both
- * flags; those of `groupsOfConfig`.
+ * The groups that the flags give; undefined where none does.
+ *
+ * @throws `KV_CONFIG_INVALID` for both flags; those of `groupsOfConfig`.
  */
 export async function givenGroups({
   groups,
@@ -49,12 +49,10 @@ export async function givenGroups({
   );
 }
 
-/** What `handshakeKeyOption` adds to a command's options. */
 export interface SideChannelOptions {
   readonly handshakeKeyFile?: string;
 }
 
-/** `--handshake-key-file`. */
 export function handshakeKeyOption(): Option {
   return new Option(
     "--handshake-key-file <file>",
@@ -63,8 +61,9 @@ export function handshakeKeyOption(): Option {
 }
 
 /**
- * The side channel of a command. Its warnings go to stderr. Errors: `KV_CONFIG_INVALID` for a key
- * file that cannot be used.
+ * The side channel of a command. Its warnings go to stderr.
+ *
+ * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
  */
 export function openSideChannel({
   handshakeKeyFile,
@@ -79,7 +78,6 @@ export function openSideChannel({
   return { ...sideChannel, [Symbol.asyncDispose]: sideChannel.close };
 }
 
-/** What `addReachOptions` adds to a command's options. */
 export interface ReachOptions extends SideChannelOptions {
   readonly sideChannelHost: string;
   readonly sideChannelPort: number;

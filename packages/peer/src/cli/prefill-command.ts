@@ -49,7 +49,6 @@ export function addPrefill(program: Command): void {
     .action(serve);
 }
 
-/** Serves until SIGTERM or SIGINT. */
 async function serve(options: Options): Promise<void> {
   const recording = await openRecording(options.from);
   const { manifest } = recording;

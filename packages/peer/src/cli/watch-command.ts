@@ -161,7 +161,6 @@ function readPair(text: string): WatchedPair {
   };
 }
 
-/** The canary prompt, and what it must give where a recording says so. */
 async function readReference(flags: WatchFlags): Promise<{
   readonly prompt: readonly number[];
   readonly reference: CanaryReference | undefined;

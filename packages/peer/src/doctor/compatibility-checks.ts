@@ -15,12 +15,10 @@ import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./wire-version.js";
 
 export interface CompatibilityOptions {
-  /** Factors that the user gave, by vLLM's names. */
   readonly knownFactors: Readonly<Record<string, unknown>>;
   readonly tpOf: (server: ServerFacts) => number;
 }
 
-/** What is found of the hashes: checks, and the factors of each hash where they were found. */
 export interface Compatibility {
   readonly checks: readonly Check[];
   readonly factors: Readonly<Record<Role, Factors>>;
@@ -57,7 +55,6 @@ export function compatibilityChecks(
   return { checks, factors };
 }
 
-/** What is known of a server beside its hash: values to try for its factors. */
 function candidatesOf(
   server: ServerFacts,
   { knownFactors }: CompatibilityOptions,

@@ -105,7 +105,6 @@ async function readWallClock(server: EngineServer): Promise<HttpFacts["wallClock
   );
 }
 
-/** Sends a prefill request; the answer is what a decode worker would get. */
 async function askForBlocks(
   role: Role,
   server: EngineServer,

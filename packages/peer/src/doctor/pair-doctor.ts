@@ -17,7 +17,6 @@ import { isLoopback, type Target } from "./target.js";
 
 /** Options of `pairDoctor`. */
 export interface PairDoctorOptions {
-  /** The prefill server. */
   readonly prefill: Target;
   /** The decode server. @default only the prefill server is checked */
   readonly decode?: Target | undefined;

@@ -20,9 +20,7 @@ export interface PlanOptions {
   /** A TP size was neither announced nor given by the user. */
   readonly tpIsAssumed: boolean;
   readonly numKvHeads: number | undefined;
-  /** Type of the cache, by vLLM's name; undefined where no server says it. */
   readonly cacheDtype?: string | undefined;
-  /** The kind of each KV cache group, where the user has given them. */
   readonly groups?: GivenGroups | undefined;
 }
 
@@ -78,7 +76,6 @@ export function planChecks({
   return checks;
 }
 
-/** What a plan of the pair is like, or why it is refused. */
 function tryPlan(
   title: string,
   pair: PairToPlan,
@@ -105,7 +102,6 @@ function tryPlan(
 /** Tokens of the request whose descriptors are counted, as in kv-plan. */
 const SAMPLE_TOKENS = 2048;
 
-/** What posting the descriptors of a request costs, or why it is not counted. */
 function postings({
   prefill,
   decode,

@@ -23,12 +23,10 @@ export interface SideChannelFacts {
   readonly address?: SideChannelAddress | undefined;
   readonly payload?: HandshakePayload | undefined;
   readonly metadata?: AgentMetadata | undefined;
-  /** The names of the fields that the metadata has on the wire. */
   readonly metadataFields?: readonly string[] | undefined;
   readonly clockSamples?: readonly ClockSample[] | undefined;
 }
 
-/** Everything that is known about one server of the pair. */
 export interface ServerFacts extends HttpFacts, SideChannelFacts {
   readonly role: Role;
   /** Whether each fact could be read. */

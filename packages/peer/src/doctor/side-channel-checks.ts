@@ -24,9 +24,7 @@ export interface SideChannelReading {
   readonly address: SideChannelAddress & { readonly source: "server" | "user" | "default" };
   /** The host of the server's URL; undefined when only the side channel was given. */
   readonly serverHost: string | undefined;
-  /** Whether the other server of the pair runs on another host. */
   readonly peerIsElsewhere: boolean;
-  /** The engine id that the server answered over HTTP. */
   readonly expectedEngineId: string | undefined;
 }
 

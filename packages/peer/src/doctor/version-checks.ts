@@ -8,7 +8,6 @@ const MAX_WALL_SKEW_MS = 2000;
 /** Half of the round trip bounds the error of a lease's end. */
 const SLOW_ROUND_TRIP_MS = 500;
 
-/** Checks the version of each server, and compares versions, models and engine ids. */
 export function versionChecks({
   prefill,
   decode,
@@ -36,7 +35,6 @@ export function versionChecks({
   return checks;
 }
 
-/** Reports how precisely lease times are known, and whether the wall clock agrees. */
 export function clockChecks({ role, wallClockMs, clockSamples = [] }: ServerFacts): Check[] {
   const checks: Check[] = [];
   if (clockSamples.length > 0) {

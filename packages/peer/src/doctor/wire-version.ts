@@ -10,7 +10,6 @@ import {
 import { type Check, check } from "../checks/report.js";
 import type { ServerFacts } from "./server-facts.js";
 
-/** What is known of a server's version. */
 export interface ServerVersion {
   /** As the server says it, or as its hash has it. */
   readonly vllm: string | undefined;

@@ -46,9 +46,7 @@ export interface HeadlessEngineOptions extends Omit<Reach, "sideChannelHost" | "
   readonly config: KvTransferConfig;
   /** Engine id, parallel sizes and the model facts that enter the compatibility hash. */
   readonly engine: EngineIdentity;
-  /** The KV cache of the whole engine. */
   readonly cache: KvCacheConfig;
-  /** The regions of one rank. */
   readonly regions: readonly HeadlessRegion[];
 }
 
@@ -58,7 +56,6 @@ interface Settings extends HeadlessEngineOptions {
   readonly announcedHash: string | undefined;
   /** Announce what only engines of this project understand, next to `announcedHash`. */
   readonly keepExtension: boolean;
-  /** Initial value of every byte of the cache. */
   readonly fill: number;
   /** Called with the merged output of all ranks, after the scheduler has applied it. */
   readonly onOutput: (output: WorkerOutput) => void;
@@ -73,7 +70,6 @@ export class HeadlessEngine {
   readonly #ambient: Ambient;
   readonly #memories: Memory[] = [];
   readonly #workers: WorkerConnector[] = [];
-  /** Offset of each region in a rank's memory. */
   readonly #offsets: number[] = [];
   #scheduler: SchedulerConnector | undefined;
 
@@ -180,7 +176,6 @@ export class HeadlessEngine {
     return this.#memories[tpRank]?.view(begin, blockLengthBytes) ?? new Uint8Array();
   }
 
-  /** What the workers still hold, summed by name. */
   workersOutstanding(): Record<string, number> {
     const sums: Record<string, number> = {};
     for (const worker of this.#workers) {

@@ -59,8 +59,10 @@ export class HeadlessPrefill {
 
   /**
    * Writes the recorded KV of `tokens` into free blocks, keeps these for D, and resolves with
-   * `kv_transfer_params` for D. Errors: `KV_REQUEST_INVALID` for a prompt that was not recorded,
-   * `KV_OUT_OF_BLOCKS`, `KV_CONFIG_INVALID` for a damaged recording.
+   * `kv_transfer_params` for D.
+   *
+   * @throws `KV_REQUEST_INVALID` for a prompt that was not recorded, `KV_OUT_OF_BLOCKS`,
+   * `KV_CONFIG_INVALID` for a damaged recording.
    */
   async prefill(requestId: string, tokens: readonly number[]): Promise<KvTransferParams> {
     const prompt = this.#findPrompt(tokens);
@@ -97,7 +99,6 @@ export class HeadlessPrefill {
     return this.#parts.engine.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -187,7 +188,7 @@ function sameTokens(one: readonly number[], other: readonly number[]): boolean {
 }
 
 /**
- * Errors: those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
+ * @throws those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
  * which D's ranks share, are not on the wire.
  */
 function pushedGroups(
@@ -207,8 +208,10 @@ function pushedGroups(
 
 /**
  * Opens a prefill engine without a model that serves a recording: a worker connector per recorded
- * rank and a handshake listener. Errors: `KV_CONFIG_INVALID` for a recording without all of its
- * ranks; those of the connector, the transport and the side channel.
+ * rank and a handshake listener.
+ *
+ * @throws `KV_CONFIG_INVALID` for a recording without all of its ranks; those of the connector, the
+ * transport and the side channel.
  */
 export async function openHeadlessPrefill(
   options: HeadlessPrefillOptions,

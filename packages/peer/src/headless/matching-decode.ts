@@ -23,14 +23,12 @@ export type MatchingSettings = Required<
 export interface MatchingSettingsOptions
   extends Pick<Reach, "sideChannelHost" | "sideChannelPort" | "log"> {
   readonly engineId: string;
-  /** Logical blocks of the cache. */
   readonly numBlocks: number;
   /**
    * The kind of each KV cache group; blocks may then be split between the ranks of an engine with
    * another TP size. Default: every block is copied byte for byte, whatever it holds.
    */
   readonly groups?: readonly KvCacheKind[] | undefined;
-  /** Default: the connector that pairs with the other engine. */
   readonly connector?: ConnectorModule | undefined;
   /** How long a prefill engine keeps blocks, in ms. Undefined for a decode engine. */
   readonly leaseMs?: number | undefined;
@@ -143,20 +141,18 @@ function countHeads(
   return heads;
 }
 
-/** A headless decode engine whose cache matches that of one P. */
 export interface MatchingDecode {
   readonly decode: HeadlessDecode;
-  /** The handshake metadata of P's rank 0. */
   readonly metadata: AgentMetadata;
   readonly settings: MatchingSettings;
-  /** Logical blocks of the cache, the null block included. */
   readonly numBlocks: number;
 }
 
 /**
  * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine
- * that matches it, holds `concurrency` such requests and announces its compatibility hash. Errors: those of `readRankMetadata` and
- * `openHeadlessDecode`.
+ * that matches it, holds `concurrency` such requests and announces its compatibility hash.
+ *
+ * @throws those of `readRankMetadata` and `openHeadlessDecode`.
  */
 export async function openMatchingDecode(
   remote: RemotePrefillParams,

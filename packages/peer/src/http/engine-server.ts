@@ -27,7 +27,6 @@ export interface EngineServerOptions {
  * around it, all in ms since 1970.
  */
 export interface ServerDate {
-  /** The server's time. */
   readonly theirsMs: number;
   /** The local time before the request was sent. */
   readonly fromMs: number;
@@ -47,7 +46,6 @@ export interface ServedModel {
 export interface Answer {
   /** The token ids that were generated; empty where the server does not answer them. */
   readonly tokens: readonly number[];
-  /** Their text. */
   readonly text: string;
 }
 
@@ -106,7 +104,6 @@ export class EngineServer {
     }
   }
 
-  /** The samples of `/metrics`. */
   async metrics(): Promise<MetricSamples> {
     const { status, text } = await this.#get("/metrics");
     if (status === 200) return parsePrometheusText(text);
@@ -123,8 +120,9 @@ export class EngineServer {
 
   /**
    * Sends the prefill request of a pair: the server computes the prompt, keeps its blocks and
-   * answers where they are. Errors: `KV_REQUEST_INVALID` when the answer has no
-   * `kv_transfer_params`.
+   * answers where they are.
+   *
+   * @throws `KV_REQUEST_INVALID` when the answer has no `kv_transfer_params`.
    */
   async prefill(prompt: Prompt, options?: CallOptions): Promise<KvTransferParams> {
     const { kv_transfer_params } = await this.#complete(

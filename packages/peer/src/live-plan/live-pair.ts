@@ -6,34 +6,31 @@ import type { AgentMetadata } from "@kv/protocol";
 import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
 import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 
-/** The side channel of a running engine. */
 export interface LiveEngine extends SideChannelAddress {
   /** Tensor-parallel size: the handshake does not carry it. */
   readonly tpSize: number;
 }
 
-/** The two engines of `livePair`, and what their handshakes do not carry. */
 export interface LivePairOptions {
   readonly sideChannel: SideChannel;
   readonly prefill: LiveEngine;
   readonly decode: LiveEngine;
   /** KV heads of the model; 1 for MLA. */
   readonly numKvHeads: number;
-  /** The KV cache groups, where handshakes do not say them. */
   readonly groups: GivenGroups | undefined;
   /**
    * Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token.
    */
   readonly cacheDtype?: string | undefined;
-  /** For the handshake of each engine. */
   readonly timeoutMs: number;
 }
 
 /**
  * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be
- * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good. Errors:
- * those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`; those
- * of `groupKinds`.
+ * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good.
+ *
+ * @throws those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others),
+ * `KV_WIRE_MALFORMED`; those of `groupKinds`.
  */
 export async function livePair(options: LivePairOptions): Promise<Pair> {
   const { sideChannel, timeoutMs } = options;

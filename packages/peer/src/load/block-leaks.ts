@@ -2,9 +2,7 @@ import type { Clock } from "@kv/interface";
 import type { EngineServer } from "../http/engine-server.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
 
-/** The blocks of a server, from its `/metrics`. */
 export interface UsedBlocks {
-  /** Blocks that requests use. */
   readonly used: number;
   /** All blocks, the null block included. */
   readonly total: number;
@@ -62,7 +60,6 @@ export interface LeakCheckOptions {
   readonly clock: Clock;
   /** The used blocks before the load; undefined when the server does not publish them. */
   readonly before: UsedBlocks | undefined;
-  /** Blocks of requests whose read P was not notified of. */
   readonly unnotifiedBlocks: number;
   readonly leaseMs: number;
   readonly freeWithinMs: number;
@@ -81,10 +78,6 @@ export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport 
   const startedMs = clock.now();
   let latest: UsedBlocks | undefined;
 
-  /**
-   * Resolves with the time since the start when at most `blocks` are in use; with undefined after
-   * `timeoutMs`.
-   */
   async function waitUntilFreed(blocks: number, timeoutMs: number): Promise<number | undefined> {
     for (;;) {
       // vLLM processes notifications and leases only in engine steps; a request causes one.

@@ -63,7 +63,6 @@ export type LoadReport = z.infer<typeof loadReportSchema>;
 
 /** The limits of a load; the verdict is `fail` when one is exceeded. */
 export interface LoadLimits {
-  /** Failed requests. */
   readonly maxFailed: number;
   /** Blocks that P still holds, separately for notified requests and at the end. */
   readonly maxLeakedBlocks: number;

@@ -10,11 +10,9 @@ import { type Fault, type PromptResult, PromptRunner } from "./prompt-runner.js"
 
 /** Options of `load`. */
 export interface LoadOptions extends Reach {
-  /** The prefill server. */
   readonly server: EngineServer;
   /** Lengths of the prompts, used in turn. */
   readonly promptTokens: readonly number[];
-  /** Requests at the same time. */
   readonly concurrency: number;
   /** Requests started per second. @default as many as `concurrency` permits */
   readonly ratePerSecond?: number | undefined;
@@ -44,9 +42,7 @@ export interface LoadOptions extends Reach {
 
 /** The result of a load. */
 export interface LoadResult {
-  /** Engine id of the server. */
   readonly engineId: string;
-  /** Tensor-parallel size of the server. */
   readonly tpSize: number;
   /** Duration of the requests, without the wait for leases, in ms. */
   readonly elapsedMs: number;
@@ -69,7 +65,8 @@ const MAX_ABORT_AFTER_MS = 8;
 /**
  * Sends prompts to a prefill server, receives their KV without a model, and checks which blocks the
  * server still holds afterwards. A first request, which is not counted, finds the server's cache.
- * Errors: those of this request and its handshake; later failures are part of the result.
+ *
+ * @throws those of this request and its handshake; later failures are part of the result.
  * `KV_CONFIG_INVALID` for a concurrency below 1.
  */
 export async function load(options: LoadOptions): Promise<LoadResult> {

@@ -5,7 +5,6 @@ import { type MatchingDecode, openMatchingDecode } from "../headless/matching-de
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { decodeRequestId } from "../protocol/remote-prefill.js";
 
-/** A prompt that P has computed: its tokens, P's answer, and the answer as it was read. */
 export interface PrefilledPrompt {
   readonly tokens: readonly number[];
   readonly params: KvTransferParams;
@@ -15,7 +14,8 @@ export interface PrefilledPrompt {
 /**
  * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank
  * after rank, within a rank region after region, within a region the request's kernel blocks.
- * Errors: those of `openMatchingDecode`; the code of the failed receive.
+ *
+ * @throws those of `openMatchingDecode`; the code of the failed receive.
  */
 export async function receiveKv(
   { tokens, params, remote }: PrefilledPrompt,
@@ -41,13 +41,11 @@ export async function receiveKv(
   }
 }
 
-/** Block ids 1, 2, … in lists of the same lengths. */
 function consecutiveIds(like: BlockIds): BlockIds {
   let next = 1;
   return like.map((ids) => ids.map(() => next++));
 }
 
-/** The bytes of the blocks: rank after rank, within a rank region after region. */
 function copyBlocks(
   { decode, metadata }: MatchingDecode,
   tpSize: number,

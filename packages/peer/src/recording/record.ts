@@ -17,16 +17,13 @@ import {
 
 /** Options of `record`. */
 export interface RecordOptions extends Reach {
-  /** The folder of the recording; created. */
   readonly folder: string;
-  /** The prefill server. */
   readonly prefill: EngineServer;
   /**
    * Continues from the same KV after it was recorded; its tokens are recorded too. @default
    * undefined
    */
   readonly decode?: EngineServer | undefined;
-  /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
   /**
    * The kind of each KV cache group, where handshakes do not say them; kept in the recording for
@@ -41,8 +38,10 @@ const OUTPUT_TOKENS = 16;
 
 /**
  * Records a running pair: the handshakes of every rank, and for each prompt `kv_transfer_params`,
- * the KV, and the tokens of the decode server. The manifest is written last. Errors: those of the
- * servers, the side channel and the transport; `KV_CONFIG_INVALID` without prompts.
+ * the KV, and the tokens of the decode server. The manifest is written last.
+ *
+ * @throws those of the servers, the side channel and the transport; `KV_CONFIG_INVALID` without
+ * prompts.
  */
 export async function record(options: RecordOptions): Promise<Manifest> {
   const recorder = new Recorder(options);

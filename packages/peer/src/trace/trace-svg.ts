@@ -82,7 +82,6 @@ export function traceSvg(trace: RequestTrace): string {
   ].join("\n");
 }
 
-/** Text in the middle above or below a place, or beside it where the picture ends. */
 function label(at: number, y: number, text: string): string {
   const half = (text.length * CHARACTER) / 2;
   const x = Math.min(Math.max(at, EDGE / 2 + half), WIDTH - EDGE / 2 - half);

@@ -22,17 +22,13 @@ export interface LoggedLanes {
 
 /** What is known about the way of the bytes between P and D. Each part may be unknown. */
 export interface LaneEvidence {
-  /** What the servers' logs say. */
   readonly logs: Partial<Record<Role, LoggedLanes>>;
   /** How this host read the memory of a server over all transports that both permit. */
   readonly reached: Partial<Record<Role, MeasuredTransport>>;
-  /** The servers that run on this host. */
   readonly here: Readonly<Record<Role, boolean>>;
-  /** The RDMA devices of a server's host. */
   readonly devices: Partial<Record<Role, readonly RdmaDevice[]>>;
 }
 
-/** The classes, by name. */
 const [TCP, RDMA, SHARED_MEMORY] = LANE_CLASSES.map((_, rank) => rank) as [number, number, number];
 /**
  * vLLM looks for the end of a transfer once in an engine step, so the times of shorter ones say
@@ -103,7 +99,6 @@ function laneCheck(
 const isSlow = ({ isTimed, share }: Speed) => isTimed && share !== undefined && share < LEAST_SHARE;
 
 interface LaneInUse extends Lane {
-  /** How it is known. */
   readonly source: string;
 }
 
@@ -136,7 +131,6 @@ function laneInUse(poster: Role, { logs, reached, here }: LaneEvidence): LaneInU
   };
 }
 
-/** The best lane that both hosts have. */
 function bestLane({ here, devices }: LaneEvidence): Lane | undefined {
   if (here.prefill && here.decode)
     return { how: "shared memory, as both run on one host", rank: SHARED_MEMORY };
@@ -158,7 +152,6 @@ interface Speed {
    * undefined where neither is known.
    */
   readonly expectedBytesPerMs: number | undefined;
-  /** Whose rate is expected, as words before it. */
   readonly expectation: string;
   readonly share: number | undefined;
   readonly meanMs: number;

@@ -20,14 +20,10 @@ import { readRankMetadata } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { LaneEvidence, LoggedLanes } from "./lane-checks.js";
 
-/** Where to look. */
 export interface LaneEvidenceOptions {
   readonly servers: Readonly<Record<Role, EngineServer>>;
-  /** The servers' logs. */
   readonly logs: Partial<Record<Role, string | undefined>>;
-  /** What `kv-nixl doctor --json` printed on each server's host. */
   readonly hosts: Partial<Record<Role, string | undefined>>;
-  /** Carries the handshakes for reading the servers' memory. Undefined: it is not read. */
   readonly sideChannel: SideChannel | undefined;
 }
 
@@ -73,7 +69,6 @@ export async function laneEvidence({
   };
 }
 
-/** Reads the lanes from a server's log. */
 export function readLog(text: string): LoggedLanes {
   const provider = Array.from(text.matchAll(/rails using provider=(\S+)/g)).at(-1)?.[1];
   return { protocols: readUcxProtocols(text), provider };
@@ -88,8 +83,9 @@ const deviceSchema = z.object({
 });
 
 /**
- * The RDMA devices in what `kv-nixl doctor --json` printed. Errors: `KV_CONFIG_INVALID` when it is
- * something else.
+ * The RDMA devices in what `kv-nixl doctor --json` printed.
+ *
+ * @throws `KV_CONFIG_INVALID` when it is something else.
  */
 export function devicesOf(text: string, from: string): readonly RdmaDevice[] {
   const report = doctorReportSchema.safeParse(parseJson(text));
@@ -111,7 +107,9 @@ function ask(server: EngineServer): Promise<RemotePrefillParams | undefined> {
 
 /**
  * Reads a server's memory from this host, over every transport that UCX has here. Undefined when it
- * cannot be read. Errors: those of its side channel.
+ * cannot be read.
+ *
+ * @throws those of its side channel.
  */
 async function reach(
   role: Role,
@@ -125,7 +123,6 @@ async function reach(
   return measureUnlimited(probeRequest(facts, metadata, ranks, {}));
 }
 
-/** The beginning of a file as text. */
 async function readStart(path: string): Promise<string> {
   try {
     await using file = await open(path);

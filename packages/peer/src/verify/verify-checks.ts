@@ -5,9 +5,7 @@ import type { Answer } from "../http/engine-server.js";
 import type { LeakReport } from "../load/block-leaks.js";
 import { type EngineCounters, promptTokens } from "./counters.js";
 
-/** One prompt that was sent to the front end, and what the servers counted meanwhile. */
 export interface SentPrompt {
-  /** Tokens of the prompt. */
   readonly length: number;
   /** Undefined when it failed. */
   readonly answer: Answer | undefined;
@@ -18,7 +16,6 @@ export interface SentPrompt {
   readonly counted: Readonly<Record<Role, EngineCounters>>;
 }
 
-/** The blocks of one server after the prompts. */
 export interface HeldBlocks {
   readonly role: Role;
   readonly url: string;
@@ -28,12 +25,10 @@ export interface HeldBlocks {
   readonly running: number;
 }
 
-/** What `verify` saw of a deployment. */
 export interface SeenDeployment {
   readonly prompts: readonly SentPrompt[];
   /** From before the first prompt until after the last. */
   readonly totals: Readonly<Record<Role, EngineCounters>>;
-  /** The servers without a NixlConnector. */
   readonly withoutConnector: readonly string[];
   readonly blocks: readonly HeldBlocks[];
   /** The URL of the engine whose answers are right. */
@@ -45,7 +40,6 @@ const tokens = (count: number) => count.toLocaleString("en-US");
 
 type Seen = Pick<AllFacts, "deployment">;
 
-/** Whether the front end answered. */
 export function requestChecks({ deployment: { prompts: sent } }: Seen): Check[] {
   const failed = sent.flatMap(({ failure }) => failure ?? []);
   const [first] = failed;
@@ -192,7 +186,6 @@ const FREE_FIX: Readonly<Record<Role, string>> = {
   decode: "look for aborted requests in D's log; a restart frees the blocks",
 };
 
-/** Whether both sides freed the blocks of the prompts. */
 export function blockChecks({ deployment: { blocks, totals } }: Seen): Check[] {
   const checks = blocks.map(({ role, url, leaks, running }): Check => {
     const letter = role === "prefill" ? "P" : "D";
@@ -221,7 +214,6 @@ export function blockChecks({ deployment: { blocks, totals } }: Seen): Check[] {
   return [...checks, check("blocks.expired", "leases", "fail", found, { fix })];
 }
 
-/** Whether the answers are those of one engine. */
 export function tokenChecks({ deployment: { prompts: sent, reference } }: Seen): Check[] {
   const pairs = sent.flatMap(({ answer, expected }) =>
     answer === undefined || expected === undefined ? [] : [{ answer, expected }],

@@ -13,9 +13,7 @@ import type { HeldBlocks, SeenDeployment, SentPrompt } from "./verify-checks.js"
 export interface VerifyOptions extends AmbientOptions {
   /** What clients send requests to: a router, a gateway, a front end of any kind. */
   readonly front: EngineServer;
-  /** The prefill servers behind it. */
   readonly prefill: readonly EngineServer[];
-  /** The decode servers behind it. */
   readonly decode: readonly EngineServer[];
   /** One engine whose answers are right. @default the first prefill server */
   readonly reference?: EngineServer | undefined;
@@ -44,7 +42,9 @@ const POLL_MS = 50;
 /**
  * Sends prompts that no cache holds to a deployment, one after another, and compares what its
  * servers counted, freed and answered with what a pair that moves KV does. Faults of the deployment
- * are part of the report. Errors: `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
+ * are part of the report.
+ *
+ * @throws `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
  */
 export async function verify(options: VerifyOptions): Promise<Report> {
   const seen = await observe(options, ambient(options));

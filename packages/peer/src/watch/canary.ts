@@ -25,16 +25,12 @@ export interface CanaryReference {
   tokens: readonly number[] | undefined;
 }
 
-/** Options of `runCanary`. */
 export interface CanaryOptions extends DiffOptions, Reach {
   readonly random: Random;
-  /** The prompt, as token ids. */
   readonly prompt: readonly number[];
-  /** Tokens that D generates. */
   readonly outputTokens: number;
 }
 
-/** One canary prompt at one pair. */
 export interface CanaryResult {
   readonly findings: readonly Check[];
   /** KV that was read at P, in bytes. */
@@ -44,7 +40,6 @@ export interface CanaryResult {
   readonly outputTokens: number;
   /** Of P's rank 0; undefined where the canary failed before. */
   readonly metadata: AgentMetadata | undefined;
-  /** P's side channel as its answer names it. */
   readonly sideChannel: SideChannelAddress | undefined;
   /** What this pair gave, for pairs and rounds that have no reference yet. */
   readonly reference: CanaryReference | undefined;

@@ -1,6 +1,5 @@
 import { type Check, check } from "../checks/report.js";
 
-/** What each kind of finding means, and what to do about it. */
 export const FINDING_KINDS = {
   "kv-differs": {
     meaning:
@@ -56,7 +55,6 @@ export const FINDING_KINDS = {
   },
 } as const;
 
-/** The kind of a finding. */
 export type FindingKind = keyof typeof FINDING_KINDS;
 
 /** A check that `kv-peer watch` reports: of a server, by its URL. */

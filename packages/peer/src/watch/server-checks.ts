@@ -58,17 +58,14 @@ export class ServerCounters {
   }
 }
 
-/** What `kv-peer watch` has read of a server. */
 export interface WatchedServer {
   readonly url: string;
-  /** What reading it has shown. */
   readonly reading: readonly Check[];
   readonly metadata: AgentMetadata | undefined;
   /** What listens on every address, in words. */
   readonly wide: readonly string[];
 }
 
-/** Whether regions of its cache share an address, and whether its ports listen on all addresses. */
 export function addressChecks({ url, metadata, wide }: WatchedServer): Check[] {
   const checks = wide.map((found) => finding("wide-address", url, found));
   const { baseAddresses = [], regionNames } = metadata ?? {};

@@ -6,7 +6,6 @@ import { type CanaryOptions, type CanaryReference, runCanary, type WatchedPair }
 import { FINDING_KINDS, findingJson } from "./findings.js";
 import { ServerCounters, wideAddresses } from "./server-checks.js";
 
-/** Options of `Watch`. */
 export interface WatchOptions extends CanaryOptions {
   readonly pairs: readonly WatchedPair[];
   /**
@@ -17,7 +16,6 @@ export interface WatchOptions extends CanaryOptions {
   readonly clock: Clock;
 }
 
-/** What one round found and cost. */
 export interface WatchRound {
   /** Counted from 1. */
   readonly number: number;
@@ -28,11 +26,8 @@ export interface WatchRound {
     readonly durationMs: number;
     /** KV that was read at P's, in bytes. */
     readonly kvBytes: number;
-    /** Prompts that P's computed. */
     readonly prompts: number;
-    /** Tokens of these prompts. */
     readonly promptTokens: number;
-    /** Tokens that D's generated. */
     readonly outputTokens: number;
   };
 }

@@ -93,7 +93,6 @@ export function readsOf(output: string): readonly UcxProtocol[] {
   return readUcxProtocols(output).filter(({ operation }) => operation === "READ");
 }
 
-/** How fast the memory was read, and how. */
 function measured({ value, output }: { value: ProbeResult; output: string }): MeasuredTransport {
   const { lengthBytes, bestMs } = value.bulk;
   return { lanes: readsOf(output), bytesPerMs: lengthBytes / bestMs };
@@ -189,7 +188,6 @@ function resultChecks(role: Role, result: ProbeResult): Check[] {
   return checks;
 }
 
-/** From this ratio on, the other mode is advised. */
 const MUCH_FASTER = 2;
 const CONNECTORS = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 

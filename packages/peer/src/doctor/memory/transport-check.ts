@@ -4,13 +4,11 @@ import { type Check, check, type Role } from "../../checks/report.js";
 /** The variables with which a user limits the transports of UCX. */
 const LIMITS = ["UCX_TLS", "UCX_NET_DEVICES"] as const;
 
-/** One way to reach a server's memory, and how fast it was read. */
 export interface MeasuredTransport {
   readonly lanes: readonly UcxProtocol[];
   readonly bytesPerMs: number;
 }
 
-/** What is known about the network between this host and a server. */
 export interface NetworkFacts {
   readonly backends: readonly string[];
   /** As this host's environment permits. */
@@ -22,15 +20,12 @@ export interface NetworkFacts {
   readonly hosts?: HostFacts | undefined;
 }
 
-/** What both hosts have. */
 export interface HostFacts {
   /** Without the limits of this host's environment; undefined when it has none. */
   readonly unlimited: MeasuredTransport | undefined;
   /** The limits that are set, such as `UCX_TLS=tcp`. */
   readonly limits: readonly string[];
-  /** Whether the server runs on this host. */
   readonly sameHost: boolean;
-  /** RDMA devices of this host. */
   readonly devices: readonly RdmaDevice[];
 }
 
@@ -43,7 +38,6 @@ export function ucxLimits(
   );
 }
 
-/** Sets the variables of `ucxLimits` to UCX's defaults. */
 export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntries(
   LIMITS.map((name) => [name, "all"]),
 );
@@ -58,7 +52,6 @@ export const LANE_CLASSES = [
   },
 ] as const;
 
-/** A way of the bytes, and how good it is. */
 export interface Lane {
   /** Such as "zero-copy cma/memory"; empty for none. */
   readonly how: string;
@@ -66,7 +59,6 @@ export interface Lane {
   readonly rank: number;
 }
 
-/** The lane that these words name. */
 export function laneNamed(how: string): Lane {
   return { how, rank: LANE_CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
 }
@@ -131,7 +123,6 @@ export function gigabytes(bytesPerMs: number): string {
   return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
 }
 
-/** The devices with a port that is up. */
 export function active(devices: readonly RdmaDevice[]): readonly RdmaDevice[] {
   return devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
 }
