@@ -1,4 +1,5 @@
 import type { Clock } from "@kv/interface";
+import { z } from "zod";
 import type { EngineServer } from "../http/engine-server.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
 
@@ -11,24 +12,31 @@ export interface UsedBlocks {
 }
 
 /** What a server still holds after a load. All blocks are logical blocks. */
-export interface LeakReport {
-  /** Blocks in use before the load. */
-  readonly before: number;
-  /** Blocks in use after P had time to free every request that it was notified of. */
-  readonly afterTold: number;
-  /** Blocks in use after all leases had to be over. */
-  readonly atEnd: number;
-  /** Blocks that P did not free although it was notified that they were read. */
-  readonly heldAlthoughTold: number;
-  /** Blocks in use at the end beyond those before the load. */
-  readonly leaked: number;
-  /** How long P took to free the requests that it was notified of; undefined when it did not. */
-  readonly freedMs: number | undefined;
-  /** How long P took to free all blocks; undefined when it did not. */
-  readonly allFreedMs: number | undefined;
-  /** Requests whose lease ended during the load, as P counts them (once per rank). */
-  readonly expiredRequests: number;
-}
+export type LeakReport = z.infer<typeof leakSchema>;
+
+/** The schema of a `LeakReport`. */
+export const leakSchema = z.object({
+  before: z.number().describe("Blocks in use before the load."),
+  afterTold: z
+    .number()
+    .describe("Blocks in use after P had time to free what it was notified of."),
+  atEnd: z.number().describe("Blocks in use after all leases had to be over."),
+  heldAlthoughTold: z
+    .number()
+    .describe("Blocks that P kept although it was notified that they were read."),
+  leaked: z.number().describe("Blocks in use at the end beyond those before the load."),
+  freedMs: z
+    .number()
+    .optional()
+    .describe("How long P took to free what it was notified of; absent when it did not."),
+  allFreedMs: z
+    .number()
+    .optional()
+    .describe("How long P took to free all blocks; absent when it did not."),
+  expiredRequests: z
+    .number()
+    .describe("Requests whose lease ended during the load, as P counts them (once per rank)."),
+});
 
 const POLL_MS = 250;
 const LEASE_MARGIN_MS = 10_000;
