@@ -1,5 +1,6 @@
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
+import { defined } from "../defined.js";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 
@@ -100,13 +101,13 @@ function planTransferConfig(
   options: ClusterOptions,
 ): Record<string, unknown> {
   const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
-  return withoutUndefined({
+  return defined({
     kv_connector: options.connector,
     // With Neuron, the configuration of vllm-neuron's issue 26.
     kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
     kv_buffer_device: platformOf(role, options) === "cuda" ? "cuda" : neuron ? "cpu" : undefined,
     kv_connector_module_path: options.connectorModule,
-    kv_connector_extra_config: withoutUndefined({
+    kv_connector_extra_config: defined({
       backends: options.backend === undefined ? undefined : [options.backend],
       kv_lease_duration: options.leaseSeconds,
       request_timeout: options.requestTimeoutSeconds,
@@ -114,10 +115,6 @@ function planTransferConfig(
       ...options.extraConfig,
     }),
   });
-}
-
-function withoutUndefined(settings: Record<string, unknown>): Record<string, unknown> {
-  return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
 }
 
 interface ProxiedInstance {
@@ -150,9 +147,11 @@ export function planProxy(
     decoders: decoders.map(instanceSpec),
     timeouts: { graceMs: 2000 },
     mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
-    ...(pushLegs === undefined ? {} : { pushLegs }),
-    // The built-in model's prompts are short, and its cache holds few of them.
-    ...(readback === true ? { readback: { minTokens: 1, cachePercent: 60 } } : {}),
-    ...(adminPort === undefined ? {} : { admin: { port: adminPort } }),
+    ...defined({
+      pushLegs,
+      // The built-in model's prompts are short, and its cache holds few of them.
+      readback: readback === true ? { minTokens: 1, cachePercent: 60 } : undefined,
+      admin: adminPort === undefined ? undefined : { port: adminPort },
+    }),
   };
 }

@@ -24,7 +24,6 @@ import {
 } from "./request.js";
 import { type Chunk, Scheduler } from "./scheduler.js";
 import { SleepMode } from "./sleep-mode.js";
-import { Wakeup } from "./wakeup.js";
 
 export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
@@ -434,5 +433,26 @@ export class Engine {
     if (!this.sleepMode.isAsleep) await this.#safeStep();
     this.#pendingWorkTimer?.cancel();
     this.#resolveIdle();
+  }
+}
+
+/** Lets one loop sleep until there is work. A wake-up before the sleep is not lost. */
+class Wakeup {
+  #pending = false;
+  #resume: (() => void) | undefined;
+
+  wake(): void {
+    this.#pending = true;
+    this.#resume?.();
+    this.#resume = undefined;
+  }
+
+  async sleep(): Promise<void> {
+    if (!this.#pending) {
+      await new Promise<void>((resolve) => {
+        this.#resume = resolve;
+      });
+    }
+    this.#pending = false;
   }
 }

@@ -3,6 +3,7 @@ import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
+import { defined } from "../defined.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
@@ -106,17 +107,16 @@ function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unkno
 
 export async function runProxy(flags: ProxyFlags): Promise<void> {
   const given = configOf(flags) as ProxySettingsInput & { port?: number };
-  const { port = 0, ...settings } = {
-    ...given,
-    ...(flags.port === undefined ? {} : { port: flags.port }),
-  };
+  const { port = 0, ...settings } = { ...given, ...defined({ port: flags.port }) };
   const { prefill, decode, mode, adminPort } = flags;
   const resolved: ProxySettingsInput = {
     ...settings,
-    ...(prefill === undefined ? {} : { prefillers: [...prefill] }),
-    ...(decode === undefined ? {} : { decoders: [...decode] }),
-    ...(mode === undefined ? {} : { mode }),
-    ...(adminPort === undefined ? {} : { admin: { ...settings.admin, port: adminPort } }),
+    ...defined({
+      prefillers: prefill && [...prefill],
+      decoders: decode && [...decode],
+      mode,
+      admin: adminPort === undefined ? undefined : { ...settings.admin, port: adminPort },
+    }),
   };
   await runServer(flags, { service: "kv-proxy", instance: "proxy" }, async (ambient) => {
     const proxy = createProxy({ ...resolved, ...ambient });
