@@ -54,9 +54,7 @@ async function expectEnded(limits: Partial<HttpLimits>, text: string, status: nu
 /** Connections whose requests are with the engine. */
 async function openBusy(served: Served, count: number): Promise<RawClient[]> {
   const before = inEngine(served);
-  const busy = await Promise.all(
-    Array.from({ length: count }, () => rawClient(served.url, POST)),
-  );
+  const busy = await Promise.all(Array.from({ length: count }, () => rawClient(served.url, POST)));
   await expect.poll(() => inEngine(served)).toBe(before + count);
   return busy;
 }

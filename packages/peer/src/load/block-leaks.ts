@@ -17,9 +17,7 @@ export type LeakReport = z.infer<typeof leakSchema>;
 /** The schema of a `LeakReport`. */
 export const leakSchema = z.object({
   before: z.number().describe("Blocks in use before the load."),
-  afterTold: z
-    .number()
-    .describe("Blocks in use after P had time to free what it was notified of."),
+  afterTold: z.number().describe("Blocks in use after P had time to free what it was notified of."),
   atEnd: z.number().describe("Blocks in use after all leases had to be over."),
   heldAlthoughTold: z
     .number()

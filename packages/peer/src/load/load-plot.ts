@@ -1,4 +1,4 @@
-import { escapeXml, roundTicks, SVG_WIDTH as WIDTH, svgDocument } from "../svg.js";
+import { escapeXml, roundTicks, svgDocument, SVG_WIDTH as WIDTH } from "../svg.js";
 import type { LoadResult } from "./load.js";
 import type { PromptResult } from "./prompt-runner.js";
 

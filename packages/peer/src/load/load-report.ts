@@ -40,9 +40,7 @@ export const loadReportSchema = z.object({
   lengthBytes: z.number().describe("Bytes of KV that arrived."),
   prefill: latencies.describe("From sending a prompt to the answer of P."),
   pull: latencies.describe("From the answer of P to the arrival of the KV."),
-  leaks: leakSchema
-    .optional()
-    .describe("Absent when the server's metrics do not show its blocks."),
+  leaks: leakSchema.optional().describe("Absent when the server's metrics do not show its blocks."),
 });
 
 /** The report of a load, as `kv-peer decode --json` prints it. */

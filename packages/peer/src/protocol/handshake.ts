@@ -16,7 +16,7 @@ import {
 } from "@kv/protocol";
 
 /** vLLM's D waits this long for a handshake reply. */
-export const HANDSHAKE_TIMEOUT_MS = 5000;
+const HANDSHAKE_TIMEOUT_MS = 5000;
 
 export interface SideChannelAddress {
   /** Host name or IP address; an IPv6 address has no brackets. */
