@@ -124,11 +124,14 @@ describe.runIf(isLongRun)("in front of the demo's engines", () => {
     "%s",
     async (front) => {
       if (front === "envoy" && envoyMissing !== undefined) throw new Error(envoyMissing);
-      const options = { ...PAIR, front, instance: { servedModelName: ASKED.model } };
+      const options = { ...PAIR, instance: { servedModelName: ASKED.model } };
       const cluster = closing(await startCluster(options, { log: silentLog, logLevel: "silent" }));
       const except = front === "envoy" ? NOT_BEHIND_ENVOY : [];
-      const alone = without(except, await askAll(cluster.decodes[0]?.url ?? "", python));
-      const ours = await askAll(cluster.proxy.url, python);
+      const [p = "", d = ""] = [...cluster.prefills, ...cluster.decodes].map(({ url }) => url);
+      const alone = without(except, await askAll(d, python));
+      const { url } =
+        front === "envoy" ? closing(await startEnvoyFront("pull", p, d)) : cluster.proxy;
+      const ours = await askAll(url, python);
       expect(withoutIdentity(served(ours, alone))).toEqual(withoutIdentity(served(alone, alone)));
       expect(served(alone, alone).flat(2).length).toBeGreaterThan(20);
       for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);

@@ -1,5 +1,5 @@
 import { createProxy } from "@kv/proxy";
-import { startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
+import { startEnvoy } from "../envoy/envoy-process.js";
 import { startPicker } from "../envoy/support/start-picker.js";
 import type { Outcomes } from "./all-clients.js";
 

@@ -69,7 +69,6 @@ async function flagsOf(args: readonly string[]): Promise<DemoFlags> {
     accuracy: other,
     instance: other,
     proxy: other,
-    picker: other,
   }).parseAsync([...args], {
     from: "user",
   });

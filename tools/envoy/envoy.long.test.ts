@@ -8,9 +8,9 @@ import { createProxy } from "@kv/proxy";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
-import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "../../apps/demo/test/support/matrix.js";
+import { type EnvoyProcess, startEnvoy } from "./envoy-process.js";
 import { envoyMissing } from "./support/envoy-missing.js";
 import { type RunningPicker, startPicker } from "./support/start-picker.js";
 

@@ -44,10 +44,7 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
     /\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/,
     "metrics, tracing, log and configuration",
   ],
-  [
-    /\/(byte-collector|member-list|ref-count)\.ts$/,
-    "containers and keys",
-  ],
+  [/\/(byte-collector|member-list|ref-count)\.ts$/, "containers and keys"],
 ];
 
 const DECODE_HALF =

@@ -32,8 +32,6 @@ const TCP_CLIENTS: Readonly<Record<string, string>> = {
 };
 /** What starts processes, beside packages/program, each with its reason. */
 const STARTS_PROCESSES: Readonly<Record<string, string>> = {
-  "apps/demo/src/envoy/envoy-process.ts":
-    "Envoy lasts, and is no process of Node that ends with its channel",
   "packages/proxy/src/cli.ts": "node:cluster tells a worker from the first process",
   "packages/proxy/src/workers/primary.ts": "node:cluster shares the port between the workers",
 };

@@ -2,7 +2,7 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
+import { type EnvoyProcess, startEnvoy } from "../envoy/envoy-process.js";
 import { type RunningPicker, startPicker } from "../envoy/support/start-picker.js";
 import { salted, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { planInstances, planPicker, planProxy, planSidecar } from "./cluster/cluster-plan.js";
+import { planInstances, planProxy } from "./cluster/cluster-plan.js";
 import { createCommand, type DemoFlags } from "./command-line.js";
 import { readInstanceConfig } from "./instance/instance-config.js";
 import table from "./options.json" with { type: "json" };
@@ -20,7 +20,6 @@ async function parsedBy(
       found.instance = flags;
     },
     proxy: nothing,
-    picker: nothing,
   });
   command.exitOverride().configureOutput({ writeErr: () => {} });
   await command.parseAsync(["node", "kv-demo", ...args]);
@@ -122,50 +121,8 @@ describe("the flags of the demo", () => {
     );
   });
 
-  it("put Envoy in front, without the proxy's admin routes", async () => {
-    expect((await parsed()).front).toBe("proxy");
-    expect((await parsed("--front", "envoy")).front).toBe("envoy");
-    await expect(parsed("--front", "nginx")).rejects.toThrow(
-      "'nginx' is invalid. Allowed choices are proxy, envoy",
-    );
-    await expect(parsed("--front", "envoy", "--admin-port", "9090")).rejects.toThrow(
-      /--admin-port is the proxy's/,
-    );
-  });
-
-  it("pair the sidecars at the picker by the side channels of their decode instances", () => {
-    const running = (port: number) => ({
-      url: `http://127.0.0.1:${port}`,
-      sideChannel: { host: "127.0.0.1", port: port + 1000 },
-    });
-    expect(
-      planSidecar([running(1)], running(2), { connector: "push", pushLegs: "prefill-first" }),
-    ).toMatchObject({
-      mode: "push",
-      pushLegs: "prefill-first",
-      decoders: [{ url: "http://127.0.0.1:2", kv: { port: 1002 } }],
-      sidecar: { allow: ["127.0.0.1"], kv: { port: 1001 } },
-      timeouts: { graceMs: 2000 },
-    });
-    // With several prefill instances, each has another port, which the sidecar learns.
-    const { sidecar } = planSidecar([running(1), running(4)], running(2), { connector: "pull" });
-    expect(sidecar).toEqual({ allow: ["127.0.0.1"] });
-    expect(planPicker([running(1)], [running(2)], [{ url: "http://127.0.0.1:3" }])).toMatchObject({
-      prefillers: [{ url: "http://127.0.0.1:1", kv: { port: 1001 } }],
-      decoders: [{ url: "http://127.0.0.1:3", kv: { port: 1002 } }],
-      timeouts: { drainMs: 0, graceMs: 2000 },
-    });
-  });
-
-  // Those that take the place of others have tests of their own: a module, and what stands in
-  // front.
-  const OTHERS = [
-    "--transport-module",
-    "--platform-module",
-    "--cache-kind-module",
-    "--front",
-    "--turns",
-  ];
+  // Those that take the place of others have tests of their own.
+  const OTHERS = ["--transport-module", "--platform-module", "--cache-kind-module", "--turns"];
   const GIVEN: Readonly<Record<string, string>> = {
     "--transport": "nixl",
     "--backend": "libfabric",
@@ -213,7 +170,6 @@ describe("the flags of the demo", () => {
       keep: true,
       restart: true,
       json: true,
-      front: "proxy",
     });
     const { prefills, decodes } = planInstances({
       ...flags,

@@ -5,10 +5,9 @@ import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
 import { parseJson } from "./processes/parse-json.js";
-import type { InstanceFlags, ProxyFlags, ServerFlags } from "./processes/roles.js";
+import type { InstanceFlags, ProxyFlags } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
-/** The backends of each transport. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
 /** Default of --max-tokens. With Neuron it is that of the report in vllm-neuron's issue 26. */
 const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
@@ -19,7 +18,6 @@ export interface DemoFlags extends DemoOptions {
   readonly logLevel: LogLevel;
 }
 
-/** The flags of the demo, as commander parses them. */
 interface RawFlags
   extends Omit<DemoFlags, "maxTokens" | "promptsFile" | "tinyKvHeads" | "extraConfig" | "restart"> {
   readonly maxTokens?: number;
@@ -37,7 +35,6 @@ export interface Actions {
   accuracy(flags: AccuracyFlags): Promise<void>;
   instance(role: "prefill" | "decode" | undefined, flags: InstanceFlags): Promise<void>;
   proxy(flags: ProxyFlags): Promise<void>;
-  picker(flags: ServerFlags): Promise<void>;
 }
 
 /**
@@ -48,9 +45,7 @@ interface OptionRow {
   readonly flags: string;
   readonly description: string;
   readonly choices?: readonly string[];
-  /** Values are compared in upper case. */
   readonly upperCase?: boolean;
-  /** Least and highest whole number. */
   readonly range?: readonly number[];
   readonly default?: string | number | boolean;
 }
@@ -77,7 +72,6 @@ export function createCommand(actions: Actions): Command {
     server(role).action((flags: InstanceFlags) => actions.instance(role, flags));
   server("instance").action((flags: InstanceFlags) => actions.instance(undefined, flags));
   server("proxy").action((flags: ProxyFlags) => actions.proxy(flags));
-  server("picker").action((flags: ServerFlags) => actions.picker(flags));
   return program;
 }
 
@@ -120,23 +114,13 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
     refuse(
       "--platform-module takes the place of --prefill-platform and --decode-platform; give one of them",
     );
-  if (raw.front === "envoy" && raw.adminPort !== undefined)
-    refuse(
-      "--admin-port is the proxy's, and with --front envoy there is none; leave out one of them",
-    );
   if (backend !== undefined && transport !== undefined) {
     const valid: readonly string[] = BACKENDS[transport];
     if (!valid.includes(backend))
       refuse(`--backend ${backend} is not one of ${valid.join(", ")} (transport ${transport})`);
   }
-  const { turns, front } = raw;
-  if (
-    turns &&
-    (raw.keep || front === "envoy" || raw.prompts !== undefined || raw.requests !== undefined)
-  )
-    refuse(
-      "--turns is one conversation through kv-proxy, and ends: leave out --keep, --front, --prompts and --requests",
-    );
+  if (raw.turns && (raw.keep || raw.prompts !== undefined || raw.requests !== undefined))
+    refuse("--turns is one conversation, and ends: leave out --keep, --prompts and --requests");
   const { prompts, kvHeads, maxTokens, extraConfig, ...rest } = raw;
   const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
   return {
@@ -150,7 +134,6 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
   };
 }
 
-/** The transport of a backend. A NIXL backend requires NIXL. */
 function transportOf(backend: string | undefined): RawFlags["transport"] {
   if (backend === undefined) return undefined;
   return backend === "MEMORY" ? "memory" : "nixl";

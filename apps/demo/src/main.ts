@@ -2,7 +2,7 @@ import { endWithOwner, print, printError, runProgram } from "@kv/program";
 import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
-import { runInstance, runPicker, runProxy } from "./processes/roles.js";
+import { runInstance, runProxy } from "./processes/roles.js";
 import { runDemo, runTurns } from "./run/demo.js";
 import { jsonReport, tableReport } from "./run/report.js";
 import { areEqual, turnsJson, turnsTable } from "./run/turns.js";
@@ -35,9 +35,7 @@ async function demo(flags: DemoFlags): Promise<void> {
     else print(`\n${tableReport(run, facts)}`);
     process.exitCode = run.ok ? 0 : 1;
     if (flags.keep) {
-      say(
-        `${flags.front === "envoy" ? "Envoy" : "the proxy"} keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`,
-      );
+      say(`the proxy keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`);
       say(curlLine(cluster.proxy.url, modelName));
       if (flags.adminPort !== undefined)
         say(`the proxy's page is http://127.0.0.1:${flags.adminPort}/`);
@@ -64,11 +62,9 @@ await runProgram("kv-demo", () =>
     accuracy,
     instance: runInstance,
     proxy: runProxy,
-    picker: runPicker,
   }).parseAsync(),
 );
 
-/** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {
   return new Promise((resolve) => {
     for (const signal of ["SIGINT", "SIGTERM"] as const)
@@ -76,7 +72,6 @@ function waitForStopSignal(): Promise<NodeJS.Signals> {
   });
 }
 
-/** A curl command that sends a request to the proxy. */
 function curlLine(url: string, model: string): string {
   const body = JSON.stringify({
     model,

@@ -105,7 +105,7 @@ describe("the demo's command line", () => {
   });
 
   const refused: [string[], RegExp][] = [
-    [["--turns", "2", "--front", "envoy"], /leave out --keep, --front, --prompts and --requests/],
+    [["--turns", "2", "--keep"], /leave out --keep, --prompts and --requests/],
     [["--transport", "tcp"], /Allowed choices are nixl, memory/],
     [["--decode-platform", "rocm"], /Allowed choices are cpu, cuda, neuron/],
     [["--backend", "RDMA"], /must be one of UCX, LIBFABRIC, MEMORY/],

@@ -1,13 +1,14 @@
 export type { HttpLimits } from "@kv/http";
-export type { MemoryCheckOptions } from "./doctor/memory/memory-checks.js";
-export { type PairDoctorOptions, pairDoctor } from "./doctor/pair-doctor.js";
 export {
   type Check,
-  type PairReport,
-  pairReportSchema,
+  type Report,
   type Role,
+  reportSchema,
   reportText,
-} from "./doctor/pair-report.js";
+  verifyText,
+} from "./checks/report.js";
+export type { MemoryCheckOptions } from "./doctor/memory/memory-checks.js";
+export { type PairDoctorOptions, pairDoctor } from "./doctor/pair-doctor.js";
 export { readTarget, type Target } from "./doctor/target.js";
 export {
   type HeadlessDecode,
@@ -65,9 +66,3 @@ export {
 } from "./recording/recording.js";
 export type { LaneEvidence, LoggedLanes } from "./verify/lane-checks.js";
 export { type VerifyOptions, verify } from "./verify/verify.js";
-export {
-  type VerifyCheck,
-  type VerifyReport,
-  verifyReportSchema,
-  verifyText,
-} from "./verify/verify-report.js";

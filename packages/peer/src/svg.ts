@@ -1,7 +1,21 @@
-/** The colours of an SVG document, light and dark. */
-export const SVG_STYLE =
+const STYLE =
   "<style>text{fill:#1f2328}.soft{fill:#57606a}.paper{fill:#fff}.grid{stroke:#d8dee4}.mark{stroke:#1f2328}" +
   "@media (prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#a5b0bc}.paper{fill:#0d1117}.grid{stroke:#30363d}.mark{stroke:#e6edf3}}</style>";
+
+/** As wide as can be read on a telephone. */
+export const SVG_WIDTH = 480;
+
+/** A document with these parts, in light and dark colours. */
+export function svgDocument(height: number, parts: readonly string[]): string {
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" width="${SVG_WIDTH}" height="${height}" viewBox="0 0 ${SVG_WIDTH} ${height}" font-family="sans-serif" font-size="12">`,
+    STYLE,
+    `<rect class="paper" width="${SVG_WIDTH}" height="${height}"/>`,
+    ...parts,
+    "</svg>",
+    "",
+  ].join("\n");
+}
 
 /**
  * Round values from 0 to at most `most`, about four of them: steps of 1, 2 or 5 times a power of

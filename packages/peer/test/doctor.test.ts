@@ -1,8 +1,9 @@
 import { reportOfChecks } from "@kv/program";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { afterEach, expect, test } from "vitest";
+import { type Check, reportSchema, reportText } from "../src/checks/report.js";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
-import { type Check, pairReportSchema, reportText } from "../src/doctor/pair-report.js";
+
 import { readTarget } from "../src/doctor/target.js";
 import { runKvPeer } from "./run-kv-peer.js";
 import { type Served, serveSample } from "./served.js";
@@ -30,7 +31,7 @@ async function examine(prefill: Served, decode: Served) {
     bytes: { write: true, transport },
   });
   await transport.close();
-  expect(pairReportSchema.parse(report)).toEqual(report);
+  expect(reportSchema.parse(report)).toEqual(report);
   const check = (id: string): Check | undefined => report.checks.find((each) => each.id === id);
   return { report, check };
 }
@@ -98,7 +99,7 @@ test("the command prints JSON and exits with 0 for a server without failures", a
     "--no-bytes",
     "--json",
   );
-  expect(pairReportSchema.parse(JSON.parse(stdout)).verdict).toBe("ok");
+  expect(reportSchema.parse(JSON.parse(stdout)).verdict).toBe("ok");
   expect(code).toBe(0);
 });
 

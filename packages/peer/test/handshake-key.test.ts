@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import type { PairReport } from "../src/doctor/pair-report.js";
+import type { Report } from "../src/checks/report.js";
 import { record } from "../src/recording/record.js";
 import { runKvPeer } from "./run-kv-peer.js";
 import { type Served, serveSample } from "./served.js";
@@ -23,7 +23,7 @@ afterAll(async () => {
 async function doctor(...args: string[]) {
   const target = ["--prefill", served.server.url, "--no-bytes", "--json"];
   const { stdout, stderr } = await runKvPeer("doctor", ...target, ...args);
-  const { checks } = JSON.parse(stdout) as PairReport;
+  const { checks } = JSON.parse(stdout) as Report;
   return { stderr, check: checks.find(({ id }) => id === "prefill.side-channel") };
 }
 

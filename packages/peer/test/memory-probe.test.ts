@@ -4,8 +4,7 @@ import { decodeHandshakeReply, encodeAgentMetadata, encodeHandshakePayload } fro
 import { zmqSideChannel } from "@kv/side-channel";
 import { describe, expect, test, vi } from "vitest";
 import { readsOf } from "../src/doctor/memory/memory-checks.js";
-import type { ProbeRequest } from "../src/doctor/memory/memory-probe.js";
-import { probeInChildProcess } from "../src/doctor/memory/probe-process.js";
+import { type ProbeRequest, probeInChildProcess } from "../src/doctor/memory/memory-probe.js";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
 import { readTarget } from "../src/doctor/target.js";
 import { METADATA, REPLY } from "./sample-recording.js";

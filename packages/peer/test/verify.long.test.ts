@@ -168,7 +168,14 @@ const over = (how: string, operation: UcxProtocol["operation"] = "READ") => ({
 });
 const reached = (how: string) => ({ lanes: over(how).protocols, bytesPerMs: 5e6 });
 const lane = (evidence: Partial<LaneEvidence>, change?: object) => {
-  const checks = laneChecks(totals(change), { ...NOTHING, ...evidence });
+  const deployment = {
+    totals: totals(change),
+    prompts: [],
+    withoutConnector: [],
+    blocks: [],
+    reference: "",
+  };
+  const checks = laneChecks({ deployment, lane: { ...NOTHING, ...evidence } });
   return checks.map(({ id, status }) => `${status} ${id}`);
 };
 const OK = ["ok lane.bandwidth", "ok lane.post-time"];

@@ -13,7 +13,7 @@ import { parsePrometheusText } from "../src/http/prometheus-text.js";
 import { openRecording } from "../src/recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../src/watch/canary.js";
 import { findingLine } from "../src/watch/findings.js";
-import { ServerCounters, sharedAddresses, wideAddresses } from "../src/watch/server-checks.js";
+import { addressChecks, ServerCounters, wideAddresses } from "../src/watch/server-checks.js";
 import { requireAnswers, Watch } from "../src/watch/watch.js";
 import { runKvPeer, spawnKvPeer } from "./run-kv-peer.js";
 import { METADATA, tokensOf } from "./sample-recording.js";
@@ -110,7 +110,7 @@ test(`a corrupted block is found within one round, in ${TRIES} of ${TRIES} tries
     };
     const { findings } = await watch.round();
     const region = METADATA.regionNames?.[Math.floor(block / BLOCKS)] ?? "";
-    if (findings.some(({ kind, found: text }) => kind === "kv-differs" && text.includes(region)))
+    if (findings.some(({ id, found: text }) => id === "watch.kv-differs" && text.includes(region)))
       found += 1;
     damage = undefined;
     if ((await watch.round()).findings.length === 0) clean += 1;
@@ -152,7 +152,9 @@ test("without a recording two P's are compared with each other: the finding name
     { prefill: bad.server, decode: undefined },
   ]);
   const first = await watch.round();
-  expect(first.findings).toMatchObject([{ kind: "kv-differs", server: bad.server.url }]);
+  expect(first.findings).toMatchObject([
+    { id: "watch.kv-differs", details: { server: bad.server.url } },
+  ]);
   expect(first.fresh).toEqual(first.findings);
   const line = findingLine(first.findings[0] as (typeof first.findings)[0]);
   expect(line).toContain(`differs from that of ${good.server.url} in 1 of 4 regions`);
@@ -174,8 +176,8 @@ test("D's tokens are compared with the reference's", async () => {
   const { findings, cost } = await round([1, 2, 3, 4]);
   expect(findings).toMatchObject([
     {
-      kind: "tokens-differ",
-      server: d.url,
+      id: "watch.tokens-differ",
+      details: { server: d.url },
       found: expect.stringMatching(/^token 2 of the canary is 9 and not 3 /),
     },
   ]);
@@ -186,7 +188,9 @@ test("a fleet that is half down: the other pair is checked, and a single round i
   const p = await served();
   const gone = { prefill: new EngineServer("http://127.0.0.1:1"), decode: undefined };
   const round = await watchOf(p, [gone, { prefill: p.server, decode: undefined }]).round();
-  expect(round.findings).toMatchObject([{ kind: "unreachable", server: "http://127.0.0.1:1" }]);
+  expect(round.findings).toMatchObject([
+    { id: "watch.unreachable", details: { server: "http://127.0.0.1:1" } },
+  ]);
   expect(round.cost.prompts).toBe(1);
   expect(() => requireAnswers(round)).toThrow(
     /1 of the servers do not answer: http:\/\/127\.0\.0\.1:1 /,
@@ -201,11 +205,11 @@ test("counters that grow are found once; a restarted server counts from its new 
     );
   expect(counters.compare(page(3, 5), 0)).toEqual([]);
   expect(counters.compare(page(4, 5), 1)).toMatchObject([
-    { kind: "notifications-after-expiry", found: expect.stringMatching(/grew by 1 to 4$/) },
+    { id: "watch.notifications-after-expiry", found: expect.stringMatching(/grew by 1 to 4$/) },
   ]);
-  expect(counters.compare(page(4, 7), 2)).toMatchObject([{ kind: "failed-transfers" }]);
+  expect(counters.compare(page(4, 7), 2)).toMatchObject([{ id: "watch.failed-transfers" }]);
   expect(counters.compare(page(0, 0), 3)).toEqual([]);
-  expect(counters.compare(page(0, 1), 4)).toMatchObject([{ kind: "failed-transfers" }]);
+  expect(counters.compare(page(0, 1), 4)).toMatchObject([{ id: "watch.failed-transfers" }]);
 });
 
 test("blocks that stay in use for 90 s without a request are found; a request in between starts the time again", () => {
@@ -213,17 +217,19 @@ test("blocks that stay in use for 90 s without a request are found; a request in
   const page = (running: number) =>
     parsePrometheusText(`vllm:kv_cache_usage_perc 0.25\nvllm:num_requests_running ${running}\n`);
   const kinds = (running: number, nowMs: number) =>
-    counters.compare(page(running), nowMs).map(({ kind }) => kind);
+    counters.compare(page(running), nowMs).map(({ id }) => id);
   expect([kinds(0, 0), kinds(0, 60_000), kinds(1, 80_000), kinds(0, 100_000)].flat()).toEqual([]);
-  expect(kinds(0, 190_000)).toEqual(["blocks-stay-allocated"]);
+  expect(kinds(0, 190_000)).toEqual(["watch.blocks-stay-allocated"]);
 });
 
 test("regions that share a base address are found by name", () => {
   const [a = 0, , c = 0, d = 0] = METADATA.baseAddresses;
-  expect(sharedAddresses("p", METADATA)).toEqual([]);
-  expect(sharedAddresses("p", { ...METADATA, baseAddresses: [a, a, c, d] })).toMatchObject([
+  const look = (metadata: typeof METADATA) =>
+    addressChecks({ url: "p", reading: [], metadata, wide: [] });
+  expect(look(METADATA)).toEqual([]);
+  expect(look({ ...METADATA, baseAddresses: [a, a, c, d] })).toMatchObject([
     {
-      kind: "shared-base-address",
+      id: "watch.shared-base-address",
       found: expect.stringContaining("layers.0.self_attn.attn and model.layers.1"),
     },
   ]);
@@ -248,8 +254,7 @@ test("KV events and side channels on every address are found: as announced, and 
   await Promise.all(
     [socket, inner].map((each) => new Promise((resolve) => each.once("listening", resolve))),
   );
-  const at = async (host: string, port: number) =>
-    (await wideAddresses(server, { host, port })).map(({ found }) => found);
+  const at = (host: string, port: number) => wideAddresses(server, { host, port });
   const events = "KV events listen on tcp://*:5557";
   const widePort = (socket.address() as AddressInfo).port;
   expect(await at("127.0.0.1", widePort)).toEqual([

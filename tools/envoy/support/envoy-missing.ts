@@ -1,6 +1,6 @@
 import { execFile } from "node:child_process";
 import { promisify } from "node:util";
-import { installEnvoy } from "../../../apps/demo/src/envoy/install-envoy.js";
+import { installEnvoy } from "../install-envoy.js";
 
 /**
  * Why tests with Envoy cannot run on this machine; undefined when they can. With CI=true the reason

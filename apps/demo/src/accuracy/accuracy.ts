@@ -10,7 +10,6 @@ import { referenceTokens } from "../run/prepare-run.js";
 import { type Question, questionSet, recallModel } from "./recall-model.js";
 
 export interface AccuracyOptions {
-  /** Default: NIXL when it is installed, otherwise the memory transport. */
   readonly transport?: TransportName | undefined;
   readonly questions: number;
   readonly say: (line: string) => void;
@@ -18,12 +17,9 @@ export interface AccuracyOptions {
   readonly logLevel: LogLevel;
 }
 
-/** The score of one pair of prefill and decode instances. */
 export interface PairScore {
   readonly name: string;
-  /** Share of correct answers, 0 to 1. */
   readonly score: number;
-  /** Answers that differ from those of one engine. */
   readonly different: number;
 }
 
@@ -31,7 +27,6 @@ export interface AccuracyReport {
   /** Every pair gives every answer of one engine, and the damaged control scores lower. */
   readonly ok: boolean;
   readonly questions: number;
-  /** Score of one engine in one process. */
   readonly reference: number;
   readonly pairs: readonly PairScore[];
   /** Pull, with one block of each prompt zeroed when it has arrived. */
@@ -52,10 +47,6 @@ const PAIRS: Readonly<Record<string, Variant>> = {
 /** The first token is the answer; the second shows that the engine continues from it. */
 const MAX_TOKENS = 2;
 
-/**
- * Asks a fixed set of questions through prefill and decode instances, and compares every answer
- * with that of one engine.
- */
 export async function measureAccuracy(options: AccuracyOptions): Promise<AccuracyReport> {
   const { say } = options;
   const transport = await chooseTransport(options.transport, say);
@@ -143,7 +134,6 @@ async function answersOfPair(
   }
 }
 
-/** The output of `--json`. */
 export function accuracyJson({ ok, questions, reference, pairs, control }: AccuracyReport): object {
   const shown = ({ name, score, different }: PairScore) => ({
     name,
@@ -159,7 +149,6 @@ export function accuracyJson({ ok, questions, reference, pairs, control }: Accur
   };
 }
 
-/** The output as a table. */
 export function accuracyTable({
   ok,
   questions,

@@ -9,17 +9,12 @@ import { type WeightSource, weightsOf } from "../model/weights/weights.js";
 /** Raise it when the weights change: the directory of the model is cached under it. */
 const VERSION = 1;
 
-/** Subjects and values of the facts that a prompt states. */
 const SUBJECTS = 32;
 const VALUES = 16;
 
-/** The token of an answer. */
 const answerToken = (value: number): number => 16 + value;
-/** The token that asks for the value of a subject. */
 const questionToken = (subject: number): number => 32 + subject;
-/** The token of a fact: a subject has a value. */
 const factToken = (subject: number, value: number): number => 64 + subject * VALUES + value;
-/** Tokens without a meaning. */
 const FILLERS = { first: 576, count: 64 } as const;
 
 const HEADS = 4;
@@ -159,19 +154,15 @@ function recallWeights(): WeightSource {
   );
 }
 
-/** A prompt that states facts and ends with a question about one of them. */
 export interface Question {
   readonly promptTokens: readonly number[];
-  /** The correct first token of the answer. */
   readonly answer: number;
 }
 
-/** Facts of a prompt, each about another subject. */
 const FACTS = 24;
 /** One question of so many has a prompt that states a wrong value, so that the score is not 1. */
 const WRONG_EVERY = 8;
 
-/** A fixed set of questions, the same in every run. */
 export function questionSet(count: number): Question[] {
   const random = linearCongruential(20_26);
   return Array.from({ length: count }, (_, index): Question => {

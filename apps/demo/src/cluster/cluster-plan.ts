@@ -1,25 +1,19 @@
-import type { PickerSettingsInput } from "@kv/epp";
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
+import { defined } from "../defined.js";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 
-/** Where an instance keeps its KV cache. */
 export type PlatformName = "cpu" | "cuda" | "neuron";
 
-/** The instances to run and their settings. */
 export interface ClusterOptions {
   /** `module`: that of `transportModule`. */
   readonly transport: "nixl" | "memory" | "module";
   readonly transportModule?: string | undefined;
-  /** NIXL backend. Default: the transport's. */
   readonly backend?: string | undefined;
   readonly connector: string;
-  /** Module of a connector that the demo does not know. */
   readonly connectorModule?: string | undefined;
-  /** Module of a platform, for all instances. */
   readonly platformModule?: string | undefined;
-  /** Module of a kind of cache, for all instances. */
   readonly cacheKindModule?: string | undefined;
   readonly prefills: number;
   readonly decodes: number;
@@ -27,41 +21,24 @@ export interface ClusterOptions {
   readonly decodeTp: number;
   readonly prefillBlockSize: number;
   readonly decodeBlockSize: number;
-  /** Least number of tokens that the cache of an instance holds. */
   readonly cacheTokens: number;
   readonly model?: string | undefined;
   readonly tinyKvHeads?: number | undefined;
-  /** Default: cpu. */
   readonly prefillPlatform?: PlatformName | undefined;
-  /** Default: cpu. */
   readonly decodePlatform?: PlatformName | undefined;
-  /** Blocks of a staging pool. Default: as many as the cache has. */
   readonly stagingBlocks?: number | undefined;
-  /** Lease of the blocks that a prefill instance keeps. Default: the connector's. */
   readonly leaseSeconds?: number | undefined;
-  /** How long a request may wait for its KV. Default: the connector's. */
   readonly requestTimeoutSeconds?: number | undefined;
-  /** With push: the order of the proxy's two requests. Default: at once. */
   readonly pushLegs?: "at-once" | "prefill-first" | undefined;
-  /** With push: layers are written as they are computed. Default: false. */
   readonly pushLayerwise?: boolean | undefined;
-  /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
   /**
-   * The front has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
+   * The proxy has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
    * `extraConfig`. Default: false.
    */
   readonly readback?: boolean | undefined;
-  /**
-   * What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each
-   * decode instance.
-   */
-  readonly front?: "proxy" | "envoy" | undefined;
-  /** Port of the proxy's admin routes and page. Default: none. */
   readonly adminPort?: number | undefined;
-  /** Further settings of all instances. */
   readonly instance?: Partial<InstanceConfigInput> | undefined;
-  /** Further settings of the prefill instances. */
   readonly prefillInstance?: Partial<InstanceConfigInput> | undefined;
 }
 
@@ -70,7 +47,6 @@ export interface PlannedInstance {
   readonly config: InstanceConfigInput;
 }
 
-/** Plans the settings of every instance. */
 export function planInstances(options: ClusterOptions): {
   prefills: PlannedInstance[];
   decodes: PlannedInstance[];
@@ -125,13 +101,13 @@ function planTransferConfig(
   options: ClusterOptions,
 ): Record<string, unknown> {
   const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
-  return withoutUndefined({
+  return defined({
     kv_connector: options.connector,
     // With Neuron, the configuration of vllm-neuron's issue 26.
     kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
     kv_buffer_device: platformOf(role, options) === "cuda" ? "cuda" : neuron ? "cpu" : undefined,
     kv_connector_module_path: options.connectorModule,
-    kv_connector_extra_config: withoutUndefined({
+    kv_connector_extra_config: defined({
       backends: options.backend === undefined ? undefined : [options.backend],
       kv_lease_duration: options.leaseSeconds,
       request_timeout: options.requestTimeoutSeconds,
@@ -141,11 +117,6 @@ function planTransferConfig(
   });
 }
 
-function withoutUndefined(settings: Record<string, unknown>): Record<string, unknown> {
-  return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
-}
-
-/** An instance that runs, for the proxy's settings. */
 interface ProxiedInstance {
   readonly url: string;
   readonly sideChannel?: SideChannelAddress | null | undefined;
@@ -161,62 +132,26 @@ function instanceSpec({ url, sideChannel }: ProxiedInstance) {
     : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
-type Legs = Pick<ClusterOptions, "connector" | "pushLegs" | "readback">;
-
-/** The settings of a proxy or sidecar that say how the KV moves. */
-function planLegs({ connector, pushLegs, readback }: Legs) {
-  return {
-    timeouts: { graceMs: 2000 },
-    mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
-    ...(pushLegs === undefined ? {} : { pushLegs }),
-    // The built-in model's prompts are short, and its cache holds few of them.
-    ...(readback === true ? { readback: { minTokens: 1, cachePercent: 60 } } : {}),
-  } as const;
-}
-
-/** Plans the settings of the proxy. */
 export function planProxy(
   prefillers: readonly ProxiedInstance[],
   decoders: readonly ProxiedInstance[],
-  { adminPort, ...legs }: Legs & Pick<ClusterOptions, "adminPort">,
+  {
+    connector,
+    pushLegs,
+    readback,
+    adminPort,
+  }: Pick<ClusterOptions, "connector" | "pushLegs" | "readback" | "adminPort">,
 ): ProxySettingsInput {
   return {
     prefillers: prefillers.map(instanceSpec),
     decoders: decoders.map(instanceSpec),
-    ...planLegs(legs),
-    ...(adminPort === undefined ? {} : { admin: { port: adminPort } }),
-  };
-}
-
-/** Plans the settings of the sidecar beside a decode instance. */
-export function planSidecar(
-  prefills: readonly ProxiedInstance[],
-  decode: ProxiedInstance,
-  legs: Legs,
-): ProxySettingsInput {
-  // A sidecar knows one side-channel port for all prefill instances. Here each has another one,
-  // which the sidecar learns from its first answer.
-  const [port, ...others] = prefills.flatMap(({ sideChannel }) => sideChannel?.port ?? []);
-  const kv = port === undefined || others.length > 0 ? {} : { kv: { port } };
-  return {
-    decoders: [instanceSpec(decode)],
-    sidecar: { allow: ["127.0.0.1"], ...kv },
-    ...planLegs(legs),
-  };
-}
-
-/**
- * Plans the settings of the picker, which chooses a prefill instance and a sidecar; `decodes` are
- * the instances beside which the `sidecars` are.
- */
-export function planPicker(
-  prefills: readonly ProxiedInstance[],
-  decodes: readonly ProxiedInstance[],
-  sidecars: readonly Pick<ProxiedInstance, "url">[],
-): PickerSettingsInput {
-  return {
-    prefillers: prefills.map(instanceSpec),
-    decoders: sidecars.map(({ url }, i) => instanceSpec({ ...decodes[i], url })),
-    timeouts: { drainMs: 0, graceMs: 2000 },
+    timeouts: { graceMs: 2000 },
+    mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
+    ...defined({
+      pushLegs,
+      // The built-in model's prompts are short, and its cache holds few of them.
+      readback: readback === true ? { minTokens: 1, cachePercent: 60 } : undefined,
+      admin: adminPort === undefined ? undefined : { port: adminPort },
+    }),
   };
 }

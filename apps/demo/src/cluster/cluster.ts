@@ -1,10 +1,8 @@
-import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { openTracer } from "@kv/fleet/front-end";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { startEnvoy } from "../envoy/envoy-process.js";
 import { CloseStack } from "../instance/close-stack.js";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
 import { startInstance } from "../instance/instance.js";
@@ -16,17 +14,13 @@ import {
   type ClusterOptions,
   type PlannedInstance,
   planInstances,
-  planPicker,
   planProxy,
-  planSidecar,
 } from "./cluster-plan.js";
 
-/** A server of the cluster. */
 export interface ClusterMember {
   readonly name: string;
   readonly url: string;
   readonly backend: string | null;
-  /** Where it answers handshakes; an instance of the cluster has one. */
   readonly sideChannel?: SideChannelAddress | null | undefined;
   /** Undefined with the memory transport, where all servers run in this process. */
   readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
@@ -35,17 +29,12 @@ export interface ClusterMember {
 export interface StartOptions {
   readonly log: Log;
   readonly logLevel: LogLevel;
-  /** Restart a process that ends. Default: false. */
   readonly restart?: boolean | undefined;
-  /** Port of what clients send requests to. Default: 0, a free one. */
   readonly proxyPort?: number | undefined;
-  /** File that the spans of all servers are appended to. */
   readonly trace?: string | undefined;
 }
 
-/** Prefill and decode instances and what is in front of them, all running. */
 export interface Cluster extends AsyncDisposable {
-  /** What clients send requests to: `kv-proxy`, or Envoy. */
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
   readonly decodes: readonly ClusterMember[];
@@ -69,7 +58,6 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
   }
 }
 
-/** Whether the agents of the transport reach each other from process to process. */
 async function crossesProcesses(
   { transportModule }: ClusterOptions,
   { log }: StartOptions,
@@ -118,38 +106,22 @@ async function startInThisProcess(
   const planned = planInstances(options);
   const prefills = await Promise.all(planned.prefills.map(startOne));
   const decodes = await Promise.all(planned.decodes.map(startOne));
-  const ambientOf = <S extends InstanceLists>(settings: S) =>
-    transportModule === undefined ? withoutPairing(settings, log) : { ...settings, log };
-  const proxy = await startFront(options, { prefills, decodes }, start, closers, {
-    async proxy(name, settings, port) {
-      const tracer = await tracerOf("kv-proxy", name);
-      const server = createProxy({ ...ambientOf(settings), tracer });
-      closers.add(name, () => server.close());
-      return { name, url: (await server.listen({ port })).url, backend: null };
-    },
-    async picker(name, settings) {
-      const tracer = await tracerOf("kv-epp", name);
-      const server = createPicker({ ...ambientOf(settings), tracer });
-      closers.add(name, () => server.close());
-      return {
-        name,
-        url: `https://127.0.0.1:${(await server.listen({ port: 0 })).port}`,
-        backend: null,
-      };
-    },
+  const settings = planProxy(prefills, decodes, options);
+  const server = createProxy({
+    ...(transportModule === undefined ? withoutPairing(settings, log) : { ...settings, log }),
+    tracer: await tracerOf("kv-proxy", "proxy"),
   });
-  return { proxy, prefills, decodes };
+  closers.add("proxy", () => server.close());
+  const { url } = await server.listen({ port: start.proxyPort ?? 0 });
+  return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
 }
 
-type InstanceLists = Pick<ProxySettingsInput, "mode" | "prefillers" | "decoders">;
-
 /**
- * Settings of a front end of instances on the memory network. Their side channels are in this
- * process, and a front end reads side channels over TCP: it checks no pairs, and only push needs
- * the addresses of P. That these instances fit is known, so the warning of it is not for the
- * reader.
+ * Settings of a proxy of instances on the memory network. Their side channels are in this process,
+ * and a proxy reads side channels over TCP: it checks no pairs, and only push needs the addresses
+ * of P. That these instances fit is known, so the warning of it is not for the reader.
  */
-function withoutPairing<S extends InstanceLists>(settings: S, log: Log) {
+function withoutPairing(settings: ProxySettingsInput, log: Log) {
   const { prefillers = [], decoders = [], mode } = settings;
   const urls = (specs: typeof decoders) =>
     specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
@@ -167,9 +139,9 @@ function withoutPairing<S extends InstanceLists>(settings: S, log: Log) {
 }
 
 async function startProcesses(options: ClusterOptions, start: StartOptions, closers: CloseStack) {
-  const { log, logLevel, restart = false, trace } = start;
+  const { log, logLevel, restart = false, trace, proxyPort } = start;
   const startOne = async (
-    role: "instance" | "proxy" | "picker",
+    role: "instance" | "proxy",
     { name, config }: { name: string; config: object },
     firstPort = 0,
   ): Promise<ClusterMember> => {
@@ -195,10 +167,8 @@ async function startProcesses(options: ClusterOptions, start: StartOptions, clos
   // All processes have started or failed before one is stopped, so that none is left behind.
   const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
   const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
-  const proxy = await startFront(options, { prefills, decodes }, start, closers, {
-    proxy: (name, config, port) => startOne("proxy", { name, config }, port),
-    picker: (name, config) => startOne("picker", { name, config }),
-  });
+  const config = planProxy(prefills, decodes, options);
+  const proxy = await startOne("proxy", { name: "proxy", config }, proxyPort);
   return { proxy, prefills, decodes };
 }
 
@@ -207,44 +177,4 @@ function fulfilled(results: readonly PromiseSettledResult<ClusterMember>[]): Clu
     if (result.status === "rejected") throw result.reason;
     return result.value;
   });
-}
-
-/** How the servers of a front are started: in this process, or each in its own. */
-export interface FrontServers {
-  /** Port 0 takes a free one. */
-  proxy(name: string, settings: ProxySettingsInput, port: number): Promise<ClusterMember>;
-  picker(name: string, settings: PickerSettingsInput): Promise<ClusterMember>;
-}
-
-/**
- * Starts what clients send requests to, and returns it: a proxy; or Envoy, in front of a picker and
- * a sidecar beside each decode instance.
- */
-async function startFront(
-  options: ClusterOptions,
-  { prefills, decodes }: { readonly prefills: ClusterMember[]; readonly decodes: ClusterMember[] },
-  { log, restart = false, proxyPort = 0 }: StartOptions,
-  closers: CloseStack,
-  servers: FrontServers,
-): Promise<ClusterMember> {
-  if (options.front !== "envoy")
-    return servers.proxy("proxy", planProxy(prefills, decodes, options), proxyPort);
-  const sidecars: ClusterMember[] = [];
-  for (const [i, decode] of decodes.entries())
-    sidecars.push(await servers.proxy(`sidecar-${i}`, planSidecar(prefills, decode, options), 0));
-  const picker = await servers.picker("picker", planPicker(prefills, decodes, sidecars));
-  const envoy = await SupervisedServer.start({
-    start: (before) =>
-      startEnvoy({
-        port: before?.port ?? proxyPort,
-        pickerPort: Number(new URL(picker.url).port),
-        endpoints: sidecars.map(({ url }) => new URL(url).host),
-        failOpen: false,
-      }),
-    restart: () => restart && !closers.isClosing,
-    log,
-  });
-  closers.add(envoy.name, () => envoy.stop());
-  const { name, url, backend } = envoy;
-  return { name, url, backend, process: envoy };
 }

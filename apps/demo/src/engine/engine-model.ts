@@ -20,24 +20,20 @@ export interface EngineModel {
     readonly tokens: number;
     readonly layer: number;
   }): Promise<void>;
-  /** The KV of a layer was written to the pool. The model may use its buffer again. */
   layerStored?(buffer: ArrayBuffer): void;
   /** The model never uses KV that it has not computed, so `past` need not be read for it. */
   readonly ignoresPast?: boolean | undefined;
-  /** Forgets a sequence; an unknown one is ignored. */
   dropSequence(sequenceId: string): Promise<void>;
 }
 
 export interface EngineModelConfig extends KvGeometry {
   readonly vocabSize: number;
-  /** Most tokens of a sequence, prompt and output together. */
   readonly maxModelLen: number;
   readonly eosTokenIds: readonly number[];
 }
 
 export interface ForwardInput {
   sequenceId: string;
-  /** The tokens to run, at least one. */
   tokens: Int32Array;
   /**
    * The position of the first token, which is the number of tokens before it. 0 starts the sequence

@@ -1,6 +1,6 @@
 import { memoryMetrics } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import { describe, expect, it, vi } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
 import { heapTransport } from "../../test/support/heap-memory.js";
 import {
@@ -13,6 +13,25 @@ import { Engine, type EngineOptions } from "./engine.js";
 import type { EngineRequest, EngineResult, EngineToken } from "./request.js";
 
 const blockSize = 4;
+
+/** Every engine closes at the end of its test, and holds no block that it does not keep for a peer. */
+const open: { readonly engine: Engine; readonly blocks: BlockPool }[] = [];
+afterEach(async () => {
+  for (const { engine, blocks } of open.splice(0)) {
+    await engine.close();
+    if (engine.outstanding().kept === 0) expect(blocks.held).toBe(0);
+  }
+});
+
+const submitTo =
+  (engine: Engine) =>
+  (
+    requestId: string,
+    promptTokens: readonly number[],
+    maxTokens: number,
+    more: Partial<EngineRequest> = {},
+  ) =>
+    engine.submit({ requestId, promptTokens, maxTokens, ...more });
 
 function setUp(
   given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
@@ -50,7 +69,8 @@ function setUp(
     ...(clock === undefined ? {} : { clock }),
     ...(given.metrics === undefined ? {} : { metrics: given.metrics }),
   });
-  return { model, pool, blocks, engine };
+  open.push({ engine, blocks });
+  return { model, pool, blocks, engine, submit: submitTo(engine) };
 }
 type Setup = ReturnType<typeof setUp>;
 
@@ -83,6 +103,11 @@ async function deliver(
   await pool.write({ blockIds: there?.blockIds ?? [], from: 0, count: promptTokens.length }, newKv);
 }
 
+const withScheduler = (
+  connector: ScriptedConnector,
+  scheduler: Partial<ScriptedConnector["scheduler"]>,
+) => ({ ...connector, scheduler: { ...connector.scheduler, ...scheduler } });
+
 /** Lets all pending microtasks and callbacks run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 
@@ -95,7 +120,7 @@ describe("a prefill whose last tokens are the decode engine's", () => {
       return numPromptTokens - 1;
     };
     const { engine } = setUp({
-      connector: { ...connector, scheduler: { ...connector.scheduler, tokensToPrefill } },
+      connector: withScheduler(connector, { tokensToPrefill }),
     });
     const kvTransferParams = { do_remote_decode: true };
     const request = { requestId: "r", promptTokens: prompt(9), maxTokens: 5, kvTransferParams };
@@ -103,7 +128,6 @@ describe("a prefill whose last tokens are the decode engine's", () => {
     expect(asked).toEqual([9]);
     // Two blocks of four tokens hold the eight that were computed.
     expect(connector.allocated.get("r")?.blockIds).toHaveLength(2);
-    await engine.close();
   });
 });
 
@@ -112,14 +136,11 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
     const connector = scriptedConnector();
     const metrics = memoryMetrics();
     const set = setUp({
-      connector: {
-        ...connector,
-        scheduler: { ...connector.scheduler, cacheHitSource: () => "p2p" },
-      },
+      connector: withScheduler(connector, { cacheHitSource: () => "p2p" }),
       metrics,
     });
-    const { engine } = set;
-    await engine.submit({ requestId: "a", promptTokens: prompt(10), maxTokens: 1 }).done;
+    const { engine, submit } = set;
+    await submit("a", prompt(10), 1).done;
     const kvTransferParams = { remote_tokens: 14 };
     const request = { requestId: "b", promptTokens: prompt(14), maxTokens: 1, kvTransferParams };
     const { done } = engine.submit(request);
@@ -141,7 +162,6 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
         counted("prompt_tokens_by_source", source),
       ),
     ).toEqual(["10", "8", "6"]);
-    await engine.close();
   });
 });
 
@@ -157,7 +177,7 @@ describe("P's first token", () => {
       const connector = scriptedConnector();
       const firstToken = () => expected[0];
       const set = setUp({
-        connector: { ...connector, scheduler: { ...connector.scheduler, firstToken } },
+        connector: withScheduler(connector, { firstToken }),
       });
       const told: number[] = [];
       const kvTransferParams = { remote_tokens: 10 };
@@ -171,8 +191,6 @@ describe("P's first token", () => {
       expect(ids(await done)).toEqual(expected);
       expect(told).toEqual(expected);
       expect(passes).toHaveBeenCalledTimes(maxTokens - 1);
-      await set.engine.close();
-      await alone.engine.close();
     },
   );
 });
@@ -181,33 +199,25 @@ describe("a connector with pending work", () => {
   it("steps again at once, and pauses before further steps", async () => {
     const connector = scriptedConnector();
     const delays: number[] = [];
-    const { engine } = setUp({
-      connector: {
-        ...connector,
-        scheduler: { ...connector.scheduler, hasPendingWork: () => true },
-      },
+    const { submit } = setUp({
+      connector: withScheduler(connector, { hasPendingWork: () => true }),
       // The timers of this clock never fire.
       clock: {
         now: () => 0,
         setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }),
       },
     });
-    await engine.submit({ requestId: "r", promptTokens: prompt(5), maxTokens: 1 }).done;
+    await submit("r", prompt(5), 1).done;
     await expect.poll(() => delays).toEqual([1]);
     expect(connector.calls.filter((call) => call === "buildStepMetadata")).toHaveLength(2);
-    await engine.close();
   });
 });
 
 describe("an engine on its own", () => {
   it.each([1, 2, 4])("generates the model's tokens for concurrent requests, TP %i", async (tp) => {
-    const { engine, model, blocks } = setUp({ tp });
+    const { engine, model, blocks, submit } = setUp({ tp });
     const results = await Promise.all(
-      [3, 4, 9, 17, 30].map((length) =>
-        engine
-          .submit({ requestId: `r${length}`, promptTokens: prompt(length), maxTokens: 6 })
-          .done.then(ids),
-      ),
+      [3, 4, 9, 17, 30].map((length) => submit(`r${length}`, prompt(length), 6).done.then(ids)),
     );
     expect(results).toEqual([3, 4, 9, 17, 30].map((length) => model.generate(prompt(length), 6)));
     await engine.close();
@@ -216,40 +226,35 @@ describe("an engine on its own", () => {
   });
 
   it("computes only the part of a prompt that is not in the prefix cache, from the KV in the pool", async () => {
-    const { engine, model } = setUp();
-    await engine.submit({ requestId: "a", promptTokens: prompt(14), maxTokens: 1 }).done;
+    const { model, submit } = setUp();
+    await submit("a", prompt(14), 1).done;
     const longer = [...prompt(14), 5, 6, 7];
-    const result = await engine.submit({ requestId: "b", promptTokens: longer, maxTokens: 3 }).done;
+    const result = await submit("b", longer, 3).done;
     expect(result.cachedTokens).toBe(12);
     expect(model.calls.find((call) => call.sequenceId === "b")).toMatchObject({
       position: 12,
       pastTokens: 12,
     });
     expect(ids(result)).toEqual(model.generate(longer, 3));
-    await engine.close();
   });
 
   it("computes the last token of a prompt that is completely cached", async () => {
-    const { engine, model } = setUp();
-    for (const requestId of ["a", "b"])
-      await engine.submit({ requestId, promptTokens: prompt(8), maxTokens: 1 }).done;
+    const { model, submit } = setUp();
+    for (const requestId of ["a", "b"]) await submit(requestId, prompt(8), 1).done;
     expect(model.calls.at(-1)).toMatchObject({
       sequenceId: "b",
       position: 4,
       tokens: prompt(8).slice(4),
     });
-    await engine.close();
   });
 
   it("finds prompt and output of a turn as the prefix of the next", async () => {
-    const { engine, model } = setUp();
-    const first = await engine.submit({ requestId: "a", promptTokens: prompt(6), maxTokens: 7 })
-      .done;
+    const { model, submit } = setUp();
+    const first = await submit("a", prompt(6), 7).done;
     const next = [...prompt(6), ...ids(first), 3];
-    const second = await engine.submit({ requestId: "b", promptTokens: next, maxTokens: 2 }).done;
+    const second = await submit("b", next, 2).done;
     expect(second.cachedTokens).toBe(12);
     expect(ids(second)).toEqual(model.generate(next, 2));
-    await engine.close();
   });
 
   it("stops at an end-of-sequence token unless ignoreEos is set, and always at stop tokens", async () => {
@@ -268,11 +273,10 @@ describe("an engine on its own", () => {
       stopTokenIds: [tokens[4] ?? 0],
     }).done;
     expect(ids(stoppedByToken)).toEqual(tokens.slice(0, 5));
-    await engine.close();
   });
 
   it("queues requests in order until there is room, and runs all of them", async () => {
-    const { engine, model, blocks } = setUp({ numBlocks: 7 });
+    const { engine, model } = setUp({ numBlocks: 7 });
     const order: string[] = [];
     const results = await Promise.all(
       Array.from({ length: 6 }, (_, i) => {
@@ -285,49 +289,34 @@ describe("an engine on its own", () => {
     );
     expect(results).toEqual(Array.from({ length: 6 }, (_, i) => model.generate(prompt(10, i), 4)));
     expect(order).toEqual(["r0", "r1", "r2", "r3", "r4", "r5"]);
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 
   it("does not let small requests overtake one that waits for blocks", async () => {
-    const { engine, blocks } = setUp({ numBlocks: 9 });
+    const { submit } = setUp({ numBlocks: 9 });
     const order: string[] = [];
     const send = (requestId: string, length: number, maxTokens: number) =>
-      engine
-        .submit({ requestId, promptTokens: prompt(length, length), maxTokens })
-        .done.then(() => order.push(requestId));
+      submit(requestId, prompt(length, length), maxTokens).done.then(() => order.push(requestId));
     await Promise.all([send("first", 8, 20), send("large", 28, 4), send("small", 3, 1)]);
     expect(order).toEqual(["first", "large", "small"]);
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 
   it("releases a cached prefix when there is no room for the rest", async () => {
-    const { engine, blocks } = setUp({ numBlocks: 9 });
-    await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
-    const long = engine.submit({ requestId: "b", promptTokens: prompt(20, 2), maxTokens: 8 });
+    const { submit } = setUp({ numBlocks: 9 });
+    await submit("a", prompt(9), 1).done;
+    const long = submit("b", prompt(20, 2), 8);
     // It shares a prefix with the first request and fits when the second has ended.
-    const last = engine.submit({
-      requestId: "c",
-      promptTokens: [...prompt(9), ...prompt(9, 3)],
-      maxTokens: 6,
-    });
+    const last = submit("c", [...prompt(9), ...prompt(9, 3)], 6);
     await Promise.all([long.done, last.done]);
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 
   it("computes prompts in order of arrival", async () => {
-    const { engine } = setUp();
+    const { submit } = setUp();
     const order: string[] = [];
     const all = ["a", "b", "c"].map((requestId, i) =>
-      engine
-        .submit({ requestId, promptTokens: prompt(9, i), maxTokens: 1 })
-        .done.then(() => order.push(requestId)),
+      submit(requestId, prompt(9, i), 1).done.then(() => order.push(requestId)),
     );
     await Promise.all(all);
     expect(order).toEqual(["a", "b", "c"]);
-    await engine.close();
   });
 
   it("refuses requests that can never run, each with its code", async () => {
@@ -352,41 +341,33 @@ describe("an engine on its own", () => {
   });
 
   it("fails only the request whose step fails", async () => {
-    const { engine, model, blocks } = setUp();
+    const { model, submit } = setUp();
     model.before = async ({ sequenceId }) => {
       if (sequenceId === "bad") throw new Error("scripted");
     };
-    const bad = engine.submit({ requestId: "bad", promptTokens: prompt(5), maxTokens: 3 });
-    const good = engine.submit({ requestId: "good", promptTokens: prompt(5), maxTokens: 3 });
+    const bad = submit("bad", prompt(5), 3);
+    const good = submit("good", prompt(5), 3);
     expect(await failure(bad.done)).toBe("KV_ENGINE_FAILED");
     expect(ids(await good.done)).toEqual(model.generate(prompt(5), 3));
-    await engine.close();
-    expect(blocks.held).toBe(0);
   });
 
   it("aborts a waiting and a running request; close aborts the others", async () => {
-    const { engine, blocks } = setUp({ numBlocks: 4 });
-    const running = engine.submit({
-      requestId: "running",
-      promptTokens: prompt(8),
-      maxTokens: 4,
-      onToken: () => running.abort(),
-    });
-    const waiting = engine.submit({ requestId: "waiting", promptTokens: prompt(8), maxTokens: 4 });
+    const { engine, submit } = setUp({ numBlocks: 4 });
+    const running = submit("running", prompt(8), 4, { onToken: () => running.abort() });
+    const waiting = submit("waiting", prompt(8), 4);
     waiting.abort("tired");
     expect(await failure(waiting.done)).toBe("KV_REQUEST_ABORTED");
     expect(await failure(running.done)).toBe("KV_REQUEST_ABORTED");
-    const last = engine.submit({ requestId: "last", promptTokens: prompt(8), maxTokens: 4 });
+    const last = submit("last", prompt(8), 4);
     const outcome = failure(last.done);
     await engine.close();
     expect(await outcome).toBe("KV_REQUEST_ABORTED");
-    expect(blocks.held).toBe(0);
   });
 
   it.each([1, 2, 3])(
     "computes at most %i batches at the same time",
     async (maxConcurrentBatches) => {
-      const { engine, model, blocks } = setUp({ maxConcurrentBatches });
+      const { engine, model } = setUp({ maxConcurrentBatches });
       const waiting = new Map<string, () => void>();
       model.before = ({ sequenceId, position }) =>
         position > 0
@@ -407,13 +388,11 @@ describe("an engine on its own", () => {
       expect(await Promise.all(results)).toEqual(
         names.map((_, i) => model.generate(prompt(9, i), 3)),
       );
-      await engine.close();
-      expect(blocks.held).toBe(0);
     },
   );
 
   it("keeps the blocks of an aborted request until its batch has ended, and goes on with other batches", async () => {
-    const { engine, model, blocks } = setUp({ maxConcurrentBatches: 2 });
+    const { model, blocks, submit } = setUp({ maxConcurrentBatches: 2 });
     let end = () => {};
     model.before = async ({ sequenceId }) => {
       if (sequenceId !== "slow") return;
@@ -421,22 +400,20 @@ describe("an engine on its own", () => {
         end = resolve;
       });
     };
-    const slow = engine.submit({ requestId: "slow", promptTokens: prompt(9), maxTokens: 3 });
+    const slow = submit("slow", prompt(9), 3);
     await expect.poll(() => model.calls.length).toBe(1);
     slow.abort();
-    const other = engine.submit({ requestId: "other", promptTokens: prompt(9, 2), maxTokens: 3 });
+    const other = submit("other", prompt(9, 2), 3);
     expect(ids(await other.done)).toEqual(model.generate(prompt(9, 2), 3));
     await expect.poll(() => blocks.held).toBe(3);
     end();
     expect(await failure(slow.done)).toBe("KV_REQUEST_ABORTED");
-    await engine.close();
-    expect(blocks.held).toBe(0);
   });
 
   it("computes a prompt in chunks within the token budget, and another request's output in the same steps", async () => {
-    const { engine, model } = setUp({ maxNumBatchedTokens: 8 });
-    const running = engine.submit({ requestId: "short", promptTokens: prompt(3), maxTokens: 6 });
-    const long = engine.submit({ requestId: "long", promptTokens: prompt(26, 2), maxTokens: 3 });
+    const { model, submit } = setUp({ maxNumBatchedTokens: 8 });
+    const running = submit("short", prompt(3), 6);
+    const long = submit("long", prompt(26, 2), 3);
     expect(ids(await running.done)).toEqual(model.generate(prompt(3), 6));
     expect(ids(await long.done)).toEqual(model.generate(prompt(26, 2), 3));
     const steps = model.calls.map(({ sequenceId, position, tokens }) => [
@@ -459,7 +436,6 @@ describe("an engine on its own", () => {
       ["long", 26, 1],
       ["long", 27, 1],
     ]);
-    await engine.close();
   });
 
   it("finds the chunks of a prompt in the prefix cache before the prompt is complete", async () => {
@@ -473,11 +449,10 @@ describe("an engine on its own", () => {
     const result = await engine.submit(request("b")).done;
     expect(result.cachedTokens).toBe(16);
     expect(ids(result)).toEqual(model.generate(prompt(26), 2));
-    await engine.close();
   });
 
   it("samples the same tokens from the same seed", async () => {
-    const { engine } = setUp();
+    const { engine, submit } = setUp();
     const run = (requestId: string, seed: number) =>
       engine
         .submit({
@@ -491,28 +466,23 @@ describe("an engine on its own", () => {
     expect(a).toEqual(b);
     expect(a).not.toEqual(c);
     const cold = { temperature: 0.01, seed: 1 };
-    const result = await engine.submit({
-      requestId: "cold",
-      promptTokens: prompt(5),
-      maxTokens: 8,
-      sampling: cold,
-    }).done;
+    const result = await submit("cold", prompt(5), 8, { sampling: cold }).done;
     expect(ids(result)).toEqual(arithmeticModel().generate(prompt(5), 8));
-    await engine.close();
   });
 });
 
 describe("a decode engine", () => {
+  const request = {
+    requestId: "d",
+    promptTokens: prompt(10),
+    maxTokens: 5,
+    kvTransferParams: { remote_tokens: 10 },
+  };
+
   it("uses the received KV and computes only the last prompt token", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     const setup = setUp({ connector });
-    const { engine, model, blocks } = setup;
-    const request = {
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { remote_tokens: 10 },
-    };
+    const { engine, model } = setup;
     const handle = engine.submit(request);
     await settled();
     expect(engine.outstanding()).toMatchObject({ remote: 1, running: 0 });
@@ -534,8 +504,6 @@ describe("a decode engine", () => {
       position: 9,
       pastTokens: 9,
     });
-    await engine.close();
-    expect(blocks.held).toBe(0);
   });
 
   it("generates other tokens from other KV", async () => {
@@ -549,37 +517,22 @@ describe("a decode engine", () => {
         },
       },
     });
-    const { engine, model } = setup;
-    const request = {
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { remote_tokens: 10 },
-    };
+    const { engine, model, submit } = setup;
     const handle = engine.submit(request);
     await settled();
     await deliver(setup, connector, request);
     connector.received("d");
     expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
     // No other request gets the damaged blocks.
-    const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 })
-      .done;
+    const next = await submit("e", prompt(10), 5).done;
     expect([next.cachedTokens, ids(next)]).toEqual([0, model.generate(prompt(10), 5)]);
-    await engine.close();
   });
 
   it("keeps KV that no P compared with its prompt, and what it computes after it, out of the prefix cache", async () => {
     for (const unverified of [false, true]) {
       const connector = scriptedConnector();
       const setup = setUp({ connector });
-      const { engine } = setup;
-      const promptTokens = prompt(10);
-      const request = {
-        requestId: "d",
-        promptTokens,
-        maxTokens: 5,
-        kvTransferParams: { remote_tokens: 10 },
-      };
+      const { engine, submit } = setup;
       const handle = engine.submit(request);
       await settled();
       await deliver(setup, connector, request);
@@ -590,18 +543,17 @@ describe("a decode engine", () => {
       });
       connector.report(1, { finishedReceiving: ["d"] });
       const { tokens } = await handle.done;
-      const longer = [...promptTokens, ...tokens.map(({ token }) => token)];
-      const next = await engine.submit({ requestId: "e", promptTokens: longer, maxTokens: 1 }).done;
+      const longer = [...request.promptTokens, ...tokens.map(({ token }) => token)];
+      const next = await submit("e", longer, 1).done;
       expect(next.cachedTokens > 0).toBe(!unverified);
-      await engine.close();
     }
   });
 
   it("receives only the part of a prompt that is not in the prefix cache", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });
-    const { engine, model } = setup;
-    await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
+    const { engine, model, submit } = setup;
+    await submit("a", prompt(9), 1).done;
     const request = {
       requestId: "d",
       promptTokens: [...prompt(9), 7, 8],
@@ -618,7 +570,6 @@ describe("a decode engine", () => {
     const result = await handle.done;
     expect([result.cachedTokens, result.remoteTokens]).toEqual([8, 3]);
     expect(ids(result)).toEqual(model.generate(request.promptTokens, 4));
-    await engine.close();
   });
 
   it("computes the part of a prompt that the peer does not have", async () => {
@@ -637,20 +588,14 @@ describe("a decode engine", () => {
     await deliver(setup, connector, { ...request, promptTokens: prompt(11).slice(0, 8) });
     connector.received("d");
     expect(ids(await handle.done)).toEqual(model.generate(prompt(11), 4));
-    await engine.close();
   });
 
   it.each(["fail", "recompute"] as const)(
     "follows the policy when the KV did not arrive: %s",
     async (policy) => {
       const connector = scriptedConnector({ ranks: 2, loadFailurePolicy: policy });
-      const { engine, model, blocks } = setUp({ connector });
-      const handle = engine.submit({
-        requestId: "d",
-        promptTokens: prompt(10),
-        maxTokens: 5,
-        kvTransferParams: { remote_tokens: 10 },
-      });
+      const { engine, model } = setUp({ connector });
+      const handle = engine.submit(request);
       const outcome = handle.done.then(ids, (error: unknown) =>
         KvError.is(error) ? [error.code, error.message] : error,
       );
@@ -669,58 +614,37 @@ describe("a decode engine", () => {
       expect(await outcome).toEqual(
         policy === "fail" ? ["KV_HANDSHAKE_INCOMPATIBLE", "no"] : model.generate(prompt(10), 5),
       );
-      await engine.close();
-      expect(blocks.held).toBe(0);
     },
   );
 
   it("fails a request whose hook fails, and continues", async () => {
     const connector = scriptedConnector();
     const hooks = { afterReceive: () => Promise.reject(new Error("scripted")) };
-    const { engine, model, blocks } = setUp({ connector, hooks });
-    const handle = engine.submit({
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { remote_tokens: 10 },
-    });
+    const { engine, model, submit } = setUp({ connector, hooks });
+    const handle = engine.submit(request);
     const outcome = failure(handle.done);
     await settled();
     connector.received("d");
     expect(await outcome).toBe("KV_ENGINE_FAILED");
-    const next = await engine.submit({ requestId: "e", promptTokens: prompt(4), maxTokens: 2 })
-      .done;
+    const next = await submit("e", prompt(4), 2).done;
     expect(ids(next)).toEqual(model.generate(prompt(4), 2));
-    await engine.close();
-    expect(blocks.held).toBe(0);
   });
 
   it("a failed block fails its request", async () => {
     const connector = scriptedConnector();
     const { engine } = setUp({ connector });
-    const handle = engine.submit({
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { remote_tokens: 10 },
-    });
+    const handle = engine.submit(request);
     const outcome = failure(handle.done);
     await settled();
     connector.report(0, { failedBlockIds: [connector.allocated.get("d")?.blockIds[2] ?? 0] });
     connector.report(0, { finishedReceiving: ["d"] });
     expect(await outcome).toBe("KV_TRANSFER_FAILED");
-    await engine.close();
   });
 
   it("keeps the blocks of an aborted request until no rank writes into them", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     const { engine, blocks } = setUp({ connector });
-    const handle = engine.submit({
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { remote_tokens: 10 },
-    });
+    const handle = engine.submit(request);
     await settled();
     handle.abort();
     expect(await failure(handle.done)).toBe("KV_REQUEST_ABORTED");
@@ -732,23 +656,14 @@ describe("a decode engine", () => {
     expect(blocks.held).toBe(4);
     connector.report(1, { finishedReceiving: ["d"] });
     await engine.idle();
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 
   it("ends a request that the connector refuses, with the connector's error", async () => {
     const connector = scriptedConnector();
-    const { engine, blocks } = setUp({ connector });
-    const handle = engine.submit({
-      requestId: "d",
-      promptTokens: prompt(10),
-      maxTokens: 5,
-      kvTransferParams: { refused: true },
-    });
+    const { submit } = setUp({ connector });
+    const handle = submit("d", prompt(10), 5, { kvTransferParams: { refused: true } });
     expect(await failure(handle.done)).toBe("KV_REQUEST_INVALID");
     expect(connector.finished.get("d")).toEqual({ reason: "error", blockIds: [] });
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 });
 
@@ -788,8 +703,6 @@ describe("a prefill engine", () => {
     expect(() => engine.submit(request)).toThrow(/another request has this id/);
     connector.report(1, { finishedSending: ["p"] });
     await engine.idle();
-    expect(blocks.held).toBe(0);
-    await engine.close();
   });
 
   it.each([1, 2, 4])(
@@ -801,42 +714,30 @@ describe("a prefill engine", () => {
         worker.layerComputed = ({ regions, computedTokens }) =>
           void reports.push([regions, computedTokens]);
       }
-      const { engine } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
-      await engine.submit({ requestId: "p", promptTokens: prompt(17), maxTokens: 1 }).done;
+      const { submit } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
+      await submit("p", prompt(17), 1).done;
       // The last chunk has a single token, and completes the layers.
       expect(new Set(reports.map(([, computed]) => JSON.stringify(computed)))).toEqual(
         new Set(['{"p":8}', '{"p":16}', '{"p":17}']),
       );
       expect(reports).toHaveLength(3 * 2 * ranks);
-      await engine.close();
     },
   );
 
   it("releases unused room for output at once", async () => {
     const eos = arithmeticModel().generate(prompt(5), 1)[0] ?? 0;
     const connector = scriptedConnector();
-    const { engine, blocks } = setUp({ connector, eos: [eos] });
-    await engine.submit({
-      requestId: "p",
-      promptTokens: prompt(5),
-      maxTokens: 20,
-      kvTransferParams: { keep: true },
-    }).done;
+    const { engine, blocks, submit } = setUp({ connector, eos: [eos] });
+    await submit("p", prompt(5), 20, { kvTransferParams: { keep: true } }).done;
     expect(blocks.held).toBe(2);
     connector.sent("p");
     await engine.idle();
-    await engine.close();
   });
 
   it("calls the connector in the order of the contract, with one more step after the end", async () => {
     const connector = scriptedConnector();
-    const { engine } = setUp({ connector });
-    await engine.submit({
-      requestId: "p",
-      promptTokens: prompt(5),
-      maxTokens: 1,
-      kvTransferParams: { keep: true },
-    }).done;
+    const { submit } = setUp({ connector });
+    await submit("p", prompt(5), 1, { kvTransferParams: { keep: true } }).done;
     await settled();
     expect(connector.calls).toEqual([
       "matchedTokens p 0",
@@ -853,6 +754,5 @@ describe("a prefill engine", () => {
       "collectFinished 0",
       "applyWorkerOutput",
     ]);
-    await engine.close();
   });
 });

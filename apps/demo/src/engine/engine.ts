@@ -24,7 +24,6 @@ import {
 } from "./request.js";
 import { type Chunk, Scheduler } from "./scheduler.js";
 import { SleepMode } from "./sleep-mode.js";
-import { Wakeup } from "./wakeup.js";
 
 export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
@@ -38,23 +37,15 @@ export interface EngineOptions extends AmbientOptions {
     | { readonly scheduler: SchedulerConnector; readonly workers: readonly WorkerConnector[] }
     | undefined;
   readonly hooks?: EngineHooks | undefined;
-  /** Requests that hold blocks at the same time. Default: 64. */
   readonly maxNumSeqs?: number | undefined;
-  /**
-   * Batches that are computed at the same time, at most; each request is in one of them. Default:
-   * 1.
-   */
   readonly maxConcurrentBatches?: number | undefined;
   /**
    * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside
    * the output of other requests (vLLM: `max_num_batched_tokens`). Default: no limit.
    */
   readonly maxNumBatchedTokens?: number | undefined;
-  /** Report each computed layer of a prompt to the workers. Default: false. */
   readonly reportLayers?: boolean | undefined;
-  /** Most tokens of a sequence, prompt and output. Default: the model's. */
   readonly maxModelLen?: number | undefined;
-  /** Reuse blocks of earlier prompts. Default: true. */
   readonly prefixCaching?: boolean | undefined;
 }
 
@@ -83,7 +74,6 @@ export class Engine {
   readonly #loop: Promise<void>;
   /** Batches that are being computed. They never reject. */
   readonly #batches = new Set<Promise<void>>();
-  /** Why a batch failed; the next step ends every request with it. */
   #batchFailure: { readonly error: unknown } | undefined;
   #closing: Promise<void> | undefined;
   #pendingWorkTimer: Timer | undefined;
@@ -314,7 +304,6 @@ export class Engine {
     }
   }
 
-  /** Hands out the last token of a request's output, and ends the request where nothing follows. */
   #emit(record: RequestRecord, token: EngineToken): void {
     const { request, output, receivedMs } = record;
     const { clock, tracer } = this.#ambient;
@@ -363,7 +352,6 @@ export class Engine {
       this.#options.model.dropSequence(requestId).catch((failure: unknown) => {
         this.#ambient.log.warn("sequence-not-dropped", { requestId, error: String(failure) });
       });
-      // The workers learn of the end in the next step.
       this.#wakeup.wake();
     }
   }
@@ -397,7 +385,6 @@ export class Engine {
     await new Promise<void>((resolve) => this.#idleWaiters.push(resolve));
   }
 
-  /** Requests without an outcome, by state. */
   requestCounts(): Readonly<Record<"waiting" | "remote" | "running", number>> {
     const scheduler = this.#scheduler;
     return {
@@ -446,5 +433,26 @@ export class Engine {
     if (!this.sleepMode.isAsleep) await this.#safeStep();
     this.#pendingWorkTimer?.cancel();
     this.#resolveIdle();
+  }
+}
+
+/** Lets one loop sleep until there is work. A wake-up before the sleep is not lost. */
+class Wakeup {
+  #pending = false;
+  #resume: (() => void) | undefined;
+
+  wake(): void {
+    this.#pending = true;
+    this.#resume?.();
+    this.#resume = undefined;
+  }
+
+  async sleep(): Promise<void> {
+    if (!this.#pending) {
+      await new Promise<void>((resolve) => {
+        this.#resume = resolve;
+      });
+    }
+    this.#pending = false;
   }
 }

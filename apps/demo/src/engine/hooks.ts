@@ -4,11 +4,8 @@ import type { KvTransferParams } from "@kv/interface";
 export interface KvEvent {
   readonly requestId: string;
   readonly kvTransferParams: KvTransferParams;
-  /** The blocks of the prompt. */
   readonly blockIds: readonly number[];
-  /** Prompt tokens whose KV is in the blocks. */
   readonly tokens: number;
-  /** Time in forward passes. */
   readonly forwardMs: number;
   /** From the submission to the first forward pass (sender), or to the admission (receiver). */
   readonly queuedMs: number;
@@ -25,7 +22,6 @@ export interface KvSentEvent extends KvEvent {
 export interface KvReceivedEvent extends KvEvent {
   /** Blocks at the start that came from the local prefix cache. */
   readonly cachedBlocks: number;
-  /** When the request was admitted, on the engine's clock. Its KV was transferred after that. */
   readonly admittedMs: number;
 }
 

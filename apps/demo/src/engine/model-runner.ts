@@ -8,11 +8,9 @@ export interface ModelRunnerOptions {
   readonly pool: KvPool;
   readonly clock: Pick<Clock, "now">;
   readonly workers: readonly WorkerConnector[];
-  /** Report each layer of a prompt to the workers as soon as its KV is in the pool. */
   readonly reportLayers: boolean;
 }
 
-/** Runs the model for single requests and writes the new KV into the pool. */
 export class ModelRunner {
   readonly #options: ModelRunnerOptions;
 
@@ -81,10 +79,6 @@ export class ModelRunner {
     return { tokens: count, kv: await pool.read({ blockIds, from: 0, count }) };
   }
 
-  /**
-   * Writes the new KV at once, or layer by layer when layers are reported or the model takes time
-   * for each.
-   */
   async #storeKv(
     record: RequestRecord,
     newKv: ForwardOutput["newKv"],

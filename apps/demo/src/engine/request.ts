@@ -10,17 +10,12 @@ import { type BlockHash, blockHashes } from "./cache/block-pool.js";
 import type { EngineModelConfig } from "./engine-model.js";
 import { createSampler, type Sampler, type SamplingOptions, samplingKey } from "./sampling.js";
 
-/** A request to the engine. */
 export interface EngineRequest {
-  /** Unique among the requests of the engine. */
   readonly requestId: string;
   readonly promptTokens: readonly number[];
   readonly maxTokens: number;
-  /** Continue after an end-of-sequence token. Default: false. */
   readonly ignoreEos?: boolean | undefined;
-  /** Tokens that end the output, even with `ignoreEos`. */
   readonly stopTokenIds?: readonly number[] | undefined;
-  /** Default: greedy. */
   readonly sampling?: SamplingOptions | undefined;
   /**
    * Alternatives to report with each token's log probability, 0 to 20; undefined where none are
@@ -28,9 +23,7 @@ export interface EngineRequest {
    */
   readonly topLogprobs?: number | undefined;
   readonly kvTransferParams?: KvTransferParams | undefined;
-  /** W3C `traceparent` of the client's request. */
   readonly traceparent?: string | undefined;
-  /** Called with each token when it is sampled. */
   onToken?(token: EngineToken): void;
   /** Called after `onToken`; true ends the output, because it contains a stop string. */
   isStopped?(): boolean;
@@ -39,19 +32,14 @@ export interface EngineRequest {
 export interface EngineToken {
   readonly token: number;
   readonly logprob: number;
-  /** The most likely tokens, as many as the request asks for. */
   readonly top: readonly { readonly token: number; readonly logprob: number }[];
 }
 
-/** The outcome of a request that succeeded. */
 export interface EngineResult {
   readonly tokens: readonly EngineToken[];
   readonly finishReason: "stop" | "length";
-  /** From the connector, for the other instance of the pair. */
   readonly kvTransferParams: KvTransferParams | undefined;
-  /** Prompt tokens whose KV was in the prefix cache. */
   readonly cachedTokens: number;
-  /** Prompt tokens whose KV came from a peer. */
   readonly remoteTokens: number;
 }
 
@@ -73,17 +61,13 @@ export interface EngineHandle {
  */
 export type RequestState = "waiting" | "remote" | "running" | "ended";
 
-/** The engine's own state of a request. */
 export class RequestRecord {
   readonly request: EngineRequest;
   readonly connectorRequest: ConnectorRequest;
-  /** Hashes of the prompt's full blocks; empty without a prefix cache. */
   readonly hashes: readonly BlockHash[];
   readonly sampler: Sampler;
   readonly done: Promise<EngineResult>;
-  /** From the submission to the outcome. */
   readonly span: Span | undefined;
-  /** From the submission to the admission. */
   readonly queueSpan: Span | undefined;
   /**
    * From the first output token to the outcome; undefined before, and where the output is one
@@ -94,34 +78,24 @@ export class RequestRecord {
   state: RequestState = "waiting";
   /** The blocks of the prompt first; the rest is room for the output. */
   blockIds: number[] = [];
-  /** Blocks at the start of `blockIds` that came from the prefix cache. */
   cachedBlocks = 0;
-  /** Prompt tokens that a peer supplies. */
   remoteTokens = 0;
   /** Tokens, of prompt and output, whose KV is in the pool. */
   numComputedTokens = 0;
-  /** The model holds the first `numComputedTokens` tokens of the sequence. */
   modelHasPast = false;
   /**
    * The prefix cache must not find its blocks: a test damaged them, or no P compared their KV with
    * the prompt.
    */
   uncacheable = false;
-  /** When it was submitted, on the engine's clock. */
   submittedMs = 0;
-  /** When its first forward pass began. */
   startedMs: number | undefined;
-  /** When the KV of a peer was taken over. */
   receivedMs: number | undefined;
-  /** When it was admitted, on the engine's clock. */
   admittedMs = 0;
-  /** Time in forward passes. */
   forwardMs = 0;
   /** The workers have been asked for its KV. */
   announced = false;
-  /** A batch computes it. */
   inBatch = false;
-  /** A worker reported one of its blocks as not filled. */
   blocksFailed = false;
   /** Set when the request is to end in this or the next step. */
   ending: { readonly reason: FinishReason; readonly error: KvError | undefined } | undefined;
@@ -165,12 +139,10 @@ export class RequestRecord {
     this.done.catch(() => {});
   }
 
-  /** More than the last token of the prompt is still to be computed. */
   get isPrefill(): boolean {
     return this.numComputedTokens < this.request.promptTokens.length - 1;
   }
 
-  /** The tokens of prompt and output. */
   get sequence(): number[] {
     return [...this.request.promptTokens, ...this.output.map(({ token }) => token)];
   }
@@ -209,7 +181,6 @@ export class RequestRecord {
   }
 }
 
-/** Blocks that hold `tokens` tokens. */
 export function blocksFor(tokens: number, blockSize: number): number {
   return Math.ceil(tokens / blockSize);
 }
@@ -224,7 +195,6 @@ export function tokensToHold(promptTokens: number, maxTokens: number): number {
 
 export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "maxModelLen"> {
   readonly blockSize: number;
-  /** Blocks that requests can hold. */
   readonly capacity: number;
 }
 

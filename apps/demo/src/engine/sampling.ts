@@ -3,11 +3,9 @@ import type { Candidates } from "./engine-model.js";
 /** How the next token is chosen. Temperature 0 is greedy; the other options have no effect then. */
 export interface SamplingOptions {
   readonly temperature: number;
-  /** Sample from the smallest set of tokens whose probabilities reach this share. Default: 1. */
   readonly topP?: number | undefined;
   /** Sample from this number of tokens; 0 for no limit (the default). */
   readonly topK?: number | undefined;
-  /** Default: the engine's random numbers. */
   readonly seed?: number | undefined;
 }
 
@@ -19,7 +17,6 @@ const MAX_CANDIDATES = 100;
  * same candidates.
  */
 export interface Sampler {
-  /** Number of candidates that it needs. */
   readonly candidates: number;
   choose(candidates: Candidates): number;
   /**

@@ -24,15 +24,12 @@ export interface SchedulerOptions {
   readonly blockSize: number;
   readonly connector: SchedulerConnector | undefined;
   readonly hooks: EngineHooks;
-  /** Requests that hold blocks at the same time. */
   readonly maxNumSeqs: number;
   readonly ambient: Ambient;
   readonly vocabSize: number;
-  /** Hands out a token that a peer has sampled. */
   emit(record: RequestRecord, token: EngineToken): void;
 }
 
-/** What an engine without a connector gets from a peer. */
 const NO_TOKENS: MatchedTokens = { tokens: 0, async: false };
 
 /** A part of a batch: the next tokens of a request whose KV is computed. */
@@ -44,7 +41,6 @@ export interface Chunk {
 /** Admits requests, gives them blocks, and ends them: the scheduler side of the engine. */
 export class Scheduler {
   readonly #options: SchedulerOptions;
-  /** Requests without an outcome, in order of arrival. */
   readonly #requests = new Map<string, RequestRecord>();
   /** Blocks of ended requests that a peer may still read or write. */
   readonly #keptBlocks = new Map<string, readonly number[]>();
@@ -54,12 +50,10 @@ export class Scheduler {
     for (const source of CACHE_HIT_SOURCES) this.#countCached(source, 0);
   }
 
-  /** Requests without an outcome, in order of arrival. */
   get requests(): RequestRecord[] {
     return [...this.#requests.values()];
   }
 
-  /** Ended requests whose blocks are kept for a peer. */
   get keptRequests(): number {
     return this.#keptBlocks.size;
   }
@@ -68,7 +62,6 @@ export class Scheduler {
     return this.#requests.size === 0 && this.#keptBlocks.size === 0;
   }
 
-  /** Whether a request with this id is alive, or its blocks are kept. */
   has(requestId: string): boolean {
     return this.isAlive(requestId) || this.#keptBlocks.has(requestId);
   }
@@ -199,9 +192,6 @@ export class Scheduler {
     }
   }
 
-  /**
-   * Ends every request that is marked to end. Returns the ids of those that have an outcome now.
-   */
   async finishEnded(): Promise<string[]> {
     const { log } = this.#options.ambient;
     const ended: string[] = [];
@@ -422,7 +412,6 @@ export class Scheduler {
     this.#options.ambient.metrics.count(METRICS.promptTokensCachedBySource, tokens, { source });
   }
 
-  /** Counts a prompt's tokens under vLLM's names of their sources. */
   #countPrompt({ request, cachedBlocks, remoteTokens }: RequestRecord): void {
     const { blockSize, ambient } = this.#options;
     const local = cachedBlocks * blockSize;

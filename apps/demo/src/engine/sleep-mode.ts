@@ -11,7 +11,6 @@ export interface SleepModeOptions {
   readonly scheduler: Scheduler;
   readonly pool: Pick<KvPool, "caches">;
   readonly blocks: Pick<BlockPool, "forgetContent">;
-  /** Wakes the engine's loop. */
   wakeLoop(): void;
 }
 
@@ -29,24 +28,20 @@ export class SleepMode {
   #closed = false;
   /** Ends after the last call of `sleep` or `wakeUp`; never rejects. */
   #lastChange: Promise<void> = Promise.resolve();
-  /** Ends the `sleep` that waits for the loop, with its error. */
   #fellAsleep: (error?: unknown) => void = () => {};
 
   constructor(options: SleepModeOptions) {
     this.#options = options;
   }
 
-  /** The engine serves nobody. */
   get isOn(): boolean {
     return this.#state !== "awake";
   }
 
-  /** The engine may make no step. */
   get isAsleep(): boolean {
     return this.#state === "asleep";
   }
 
-  /** Errors: `KV_ENGINE_FAILED` with HTTP status 503 while the engine sleeps. */
   requireAwake(requestId: string): void {
     if (!this.isOn) return;
     const message = `request ${requestId}: the engine sleeps`;
@@ -126,7 +121,6 @@ export class SleepMode {
     }
   }
 
-  /** Refuses further changes. */
   close(): void {
     this.#closed = true;
     this.#fellAsleep(new KvError("KV_ENGINE_FAILED", "the engine is shutting down"));

@@ -9,7 +9,6 @@ const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_ABORTED: 499,
 };
 
-/** An error of the HTTP request itself, with its own status. `param` names the field. */
 export function httpError(httpStatus: number, message: string, param?: string): KvError {
   return new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus, param } });
 }
@@ -24,7 +23,6 @@ export function statusOf(error: KvError): number {
   return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
 }
 
-/** The body of an error in the form of OpenAI's API. */
 export function errorBody(error: KvError): { error: Record<string, unknown> } {
   const { param, limit } = error.details;
   return {

@@ -7,9 +7,7 @@ import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-response.js";
 import type { ChatBody, CompletionBody } from "./request-body.js";
 
-/** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
-  /** The engine of each data-parallel rank. */
   readonly engines: readonly Pick<
     Engine,
     "submit" | "requestCounts" | "releaseRemote" | "sleepMode"
@@ -19,24 +17,18 @@ export interface ServedInstance {
   readonly modelNames: readonly string[];
   readonly maxModelLen: number;
   readonly maxOutputTokens: number;
-  /** Accept `demo_zero_block`, and vLLM's routes of sleep mode. */
   readonly debug: boolean;
   /**
    * Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's
    * request id before it is submitted.
    */
   zeroBlockOf(requestId: string, block: number): void;
-  /** False while the instance starts or drains. */
   ready(): boolean;
-  /** The body of `/status`. */
   status(): object;
-  /** Counters and histograms in Prometheus' text format. */
   metrics(): string;
-  /** The body of `/kv/transfers`: the latest KV that was sent and received, with digests. */
   kvTransfers(): object;
 }
 
-/** A request that was submitted to the engine. */
 export interface Generation {
   /** The id that the client sees, such as "cmpl-…". */
   readonly id: string;
@@ -162,14 +154,12 @@ function checkModel(name: string | undefined, { modelNames }: ServedInstance): s
   );
 }
 
-/** Aborts the request when the client disconnects before the response is complete. */
 export function abortOnDisconnect(response: ServerResponse, handle: EngineHandle): void {
   response.once("close", () => {
     if (!response.writableFinished) handle.abort("the client disconnected");
   });
 }
 
-/** `usage` of a response. */
 export function usageOf(
   { promptTokens }: Generation,
   completionTokens: number,

@@ -1,11 +1,22 @@
+import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { describe, expect, it } from "vitest";
-import { postText, RawConnection } from "../../test/support/raw-connection.js";
 import { serve, tokenizer } from "../../test/support/served-instance.js";
 import { type HttpLimits, httpLimits } from "./limits.js";
 
 const prompt = [5, 6, 7, 8, 9];
 const greedy = { prompt, temperature: 0, max_tokens: 4, return_token_ids: true };
+const POST = postText(JSON.stringify(greedy));
 const GET = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+
+/** A POST whose head promises more than the body that is sent. */
+const begun = (body: string, lengthBytes: number) =>
+  postText(body).replace(/content-length: \d+/, `content-length: ${lengthBytes}`);
+
+/** What a client has got when `pattern` matches it. */
+async function until({ received }: RawClient, pattern: RegExp): Promise<string> {
+  await expect.poll(received).toMatch(pattern);
+  return received();
+}
 
 type Served = Awaited<ReturnType<typeof serve>>;
 const serveWith = (limits: Partial<HttpLimits>): Promise<Served> => serve({}, { limits });
@@ -32,38 +43,56 @@ function holdRequests(served: Served): () => void {
   return release;
 }
 
+/** A connection gets this status and its end, and another client is served. */
+async function expectEnded(limits: Partial<HttpLimits>, text: string, status: number) {
+  const served = await serveWith(limits);
+  const { closed } = await rawClient(served.url, text);
+  expect(await closed).toMatch(new RegExp(`^HTTP/1.1 ${status} `));
+  await expectServed(served);
+}
+
+/** Connections whose requests are with the engine. */
+async function openBusy(served: Served, count: number): Promise<RawClient[]> {
+  const before = inEngine(served);
+  const busy = await Promise.all(Array.from({ length: count }, () => rawClient(served.url, POST)));
+  await expect.poll(() => inEngine(served)).toBe(before + count);
+  return busy;
+}
+
+/** A client whose body lacks its last byte. */
+const openSlow = ({ url }: Served, bytes: number, from?: string) =>
+  rawClient(url, begun(" ".repeat(bytes), bytes + 1), from);
+
+async function expectOneRefused(clients: readonly RawClient[]): Promise<void> {
+  const text = await Promise.race(clients.map((client) => until(client, /\r\n\r\n/)));
+  expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
+}
+
 /** One try for each limit: the offender is refused, and another client is served. */
 const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
   async maxConnections() {
     const served = await serveWith({ maxConnections: 3, maxConnectionsPerAddress: 100 });
     const release = holdRequests(served);
-    const body = JSON.stringify(greedy);
-    const busy = await Promise.all([1, 2].map(() => RawConnection.open(served.url)));
-    for (const connection of busy) connection.write(postText(body));
-    await expect.poll(() => inEngine(served)).toBe(2);
-    const idle = await RawConnection.open(served.url);
-    await idle.write(GET).until(/200 OK/);
+    const busy = await openBusy(served, 2);
+    const idle = await rawClient(served.url, GET);
+    await until(idle, /200 OK/);
     // A new connection takes the place of an idle one.
-    const newer = await RawConnection.open(served.url);
-    await newer.write(postText(body));
-    await idle.untilClosed();
-    await expect.poll(() => inEngine(served)).toBe(3);
-    const refused = await RawConnection.open(served.url);
-    expect(await refused.untilClosed()).toMatch(/^HTTP\/1.1 503 .*\r\nretry-after: 1\r\n/);
+    busy.push(...(await openBusy(served, 1)));
+    await idle.closed;
+    const refused = await rawClient(served.url);
+    expect(await refused.closed).toMatch(/^HTTP\/1.1 503 .*\r\nretry-after: 1\r\n/);
     release();
-    for (const connection of [...busy, newer]) await connection.until(/token_ids/);
+    for (const client of busy) await until(client, /token_ids/);
     await expectServed(served);
   },
   async maxConnectionsPerAddress() {
     const served = await serveWith({ maxConnections: 100, maxConnectionsPerAddress: 2 });
     const release = holdRequests(served);
-    const busy = await Promise.all([1, 2].map(() => RawConnection.open(served.url)));
-    for (const connection of busy) connection.write(postText(JSON.stringify(greedy)));
-    await expect.poll(() => inEngine(served)).toBe(2);
-    const refused = await RawConnection.open(served.url);
-    expect(await refused.untilClosed()).toMatch(/^HTTP\/1.1 503 /);
+    const busy = await openBusy(served, 2);
+    const refused = await rawClient(served.url);
+    expect(await refused.closed).toMatch(/^HTTP\/1.1 503 /);
     release();
-    for (const connection of busy) await connection.until(/token_ids/);
+    for (const client of busy) await until(client, /token_ids/);
     await expectServed(served);
   },
   async maxRequests() {
@@ -91,60 +120,36 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     expect(await refused.json()).toMatchObject({
       error: { message: expect.stringContaining("this client") },
     });
-    const other = await RawConnection.open(served.url, "127.0.0.7");
-    other.write(postText(JSON.stringify(greedy)));
+    const other = await rawClient(served.url, POST, "127.0.0.7");
     release();
-    await other.until(/token_ids/);
+    await until(other, /token_ids/);
     for (const response of await Promise.all(first)) expect(response.status).toBe(200);
   },
   async maxRequestsPerConnection() {
     const served = await serveWith({ maxRequestsPerConnection: 2 });
     // Else the first one can be answered before the server reads the next.
     const release = holdRequests(served);
-    const connection = await RawConnection.open(served.url);
-    connection.write(postText(JSON.stringify(greedy)).repeat(20));
-    const text = await connection.untilClosed();
-    expect(text.match(/HTTP\/1.1 \d+/g)).toEqual(["HTTP/1.1 503"]);
+    const { closed } = await rawClient(served.url, POST.repeat(20));
+    expect((await closed).match(/HTTP\/1.1 \d+/g)).toEqual(["HTTP/1.1 503"]);
     release();
     await expectServed(served);
   },
-  async maxHeaderBytes() {
-    const served = await serveWith({ maxHeaderBytes: 2048 });
-    const connection = await RawConnection.open(served.url);
-    connection.write(postText("{}", { headers: `X-Long: ${"x".repeat(4096)}\r\n` }));
-    expect(await connection.untilClosed()).toMatch(/^HTTP\/1.1 431 /);
-    await expectServed(served);
-  },
-  async headerTimeoutMs() {
-    const served = await serveWith({ headerTimeoutMs: 50 });
-    const connection = await RawConnection.open(served.url);
-    connection.write("POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ");
-    expect(await connection.untilClosed()).toMatch(/^HTTP\/1.1 408 /);
-    await expectServed(served);
-  },
-  async requestTimeoutMs() {
-    const served = await serveWith({ requestTimeoutMs: 100, headerTimeoutMs: 100 });
-    const connection = await RawConnection.open(served.url);
-    connection.write(postText('{"prompt": [5,', { lengthBytes: 1000 }));
-    expect(await connection.untilClosed()).toMatch(/^HTTP\/1.1 408 /);
-    await expectServed(served);
-  },
-  async idleTimeoutMs() {
-    const served = await serveWith({ idleTimeoutMs: 50 });
-    const connection = await RawConnection.open(served.url);
-    expect(await connection.write(GET).untilClosed()).toMatch(/^HTTP\/1.1 200 /);
-    await expectServed(served);
-  },
+  maxHeaderBytes: () =>
+    expectEnded({ maxHeaderBytes: 2048 }, postText("{}", `X-Long: ${"x".repeat(4096)}\r\n`), 431),
+  headerTimeoutMs: () =>
+    expectEnded({ headerTimeoutMs: 50 }, "POST /v1/completions HTTP/1.1\r\nX-Slow: ", 408),
+  requestTimeoutMs: () =>
+    expectEnded(
+      { requestTimeoutMs: 100, headerTimeoutMs: 100 },
+      begun('{"prompt": [5,', 1000),
+      408,
+    ),
+  idleTimeoutMs: () => expectEnded({ idleTimeoutMs: 50 }, GET, 200),
   async maxBodyBytes() {
     const served = await serveWith({ maxBodyBytes: 1000 });
-    const connection = await RawConnection.open(served.url);
-    connection.write(postText("", { lengthBytes: 2000 }));
-    await connection.until(/^HTTP\/1.1 413 /);
-    const chunked = await RawConnection.open(served.url);
-    chunked.write(
-      `POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n${" ".repeat(2000)}\r\n`,
-    );
-    await chunked.until(/^HTTP\/1.1 413 /);
+    const chunk = `7d0\r\n${" ".repeat(2000)}\r\n`;
+    for (const text of [begun("", 2000), postText(chunk, "transfer-encoding: chunked\r\n")])
+      await until(await rawClient(served.url, text), /^HTTP\/1.1 413 /);
     await expectServed(served);
   },
   async maxBodiesBytes() {
@@ -153,35 +158,22 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
       maxBodiesBytesPerAddress: 100_000,
       maxBodyBytes: 100_000,
     });
-    const slow = [90_000, 80_000].map(async (bytes, at) => {
-      const connection = await RawConnection.open(served.url, `127.0.0.${at + 2}`);
-      return connection.write(postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }));
-    });
-    // The largest body that is still arriving makes room for the others.
-    const text = await Promise.race(
-      slow.map(async (connection) => (await connection).until(/\r\n\r\n/)),
+    const slow = await Promise.all(
+      [90_000, 80_000].map((bytes, at) => openSlow(served, bytes, `127.0.0.${at + 2}`)),
     );
-    expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
+    // The largest body that is still arriving makes room for the others.
+    await expectOneRefused(slow);
     await expectServed(served);
-    for (const connection of slow) (await connection).close();
+    for (const { socket } of slow) socket.destroy();
   },
   async maxBodiesBytesPerAddress() {
     const served = await serveWith({ maxBodiesBytesPerAddress: 100_000, maxBodyBytes: 100_000 });
-    const open = async (bytes: number, from?: string) =>
-      (await RawConnection.open(served.url, from)).write(
-        postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }),
-      );
-    const [first, second, other] = [
-      await open(90_000),
-      await open(80_000),
-      await open(80_000, "127.0.0.2"),
-    ];
-    const text = await Promise.race(
-      [first, second].map((connection) => connection.until(/\r\n\r\n/)),
-    );
-    expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
-    await other.write(" ").until(/^HTTP\/1.1 400 /);
-    for (const connection of [first, second, other]) connection.close();
+    const slow = [await openSlow(served, 90_000), await openSlow(served, 80_000)];
+    const other = await openSlow(served, 80_000, "127.0.0.2");
+    await expectOneRefused(slow);
+    other.socket.write(" ");
+    await until(other, /^HTTP\/1.1 400 /);
+    for (const { socket } of [...slow, other]) socket.destroy();
     await expectServed(served);
     await expect.poll(async () => (await served.post({ x: "x".repeat(90_000) })).status).toBe(400);
   },
@@ -198,10 +190,9 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
       "kv_transfer_params",
     ]) {
       const nested = `${"[".repeat(100_000)}${"]".repeat(100_000)}`;
-      const connection = await RawConnection.open(served.url);
-      const text = await connection.write(postText(`{"${field}":${nested}}`)).until(/\r\n\r\n.*\}/);
-      expect(text).toMatch(/^HTTP\/1.1 400 [\s\S]*more than 64 levels/);
-      connection.close();
+      const client = await rawClient(served.url, postText(`{"${field}":${nested}}`));
+      await until(client, /^HTTP\/1.1 400 [\s\S]*more than 64 levels/);
+      client.socket.destroy();
     }
     await expectServed(served);
   },
@@ -225,11 +216,10 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     );
     // As a model does, this one lets the event loop turn between tokens.
     served.model.before = () => new Promise((resolve) => setImmediate(resolve));
-    const connection = await RawConnection.open(served.url);
-    const body = JSON.stringify({ ...greedy, max_tokens: 90, stream: true });
-    connection.pause().write(postText(body));
+    const { socket } = await rawClient(served.url);
+    socket.pause().write(postText(JSON.stringify({ ...greedy, max_tokens: 90, stream: true })));
     await expect.poll(() => [...served.connector.finished.values()][0]?.reason).toBe("aborted");
-    connection.close();
+    socket.destroy();
     await expectServed(served);
   },
 };
@@ -252,11 +242,11 @@ describe("pipelined requests of a client that leaves", () => {
   it("are aborted and give their places back", async () => {
     const served = await serveWith({ maxRequests: 1, maxRequestsPerAddress: 1 });
     const release = holdRequests(served);
-    const connection = await RawConnection.open(served.url);
-    connection.write(postText(JSON.stringify({ ...greedy, max_tokens: 200 })).repeat(4));
+    const body = JSON.stringify({ ...greedy, max_tokens: 200 });
+    const { socket } = await rawClient(served.url, postText(body).repeat(4));
     await expect.poll(() => inEngine(served)).toBe(1);
     expect((await served.post({})).status).toBe(503);
-    connection.close();
+    socket.destroy();
     await expect.poll(async () => (await served.post({})).status).toBe(400);
     let steps = 0;
     release();
@@ -274,9 +264,7 @@ describe("pipelined requests of a client that leaves", () => {
       maxRequestsPerAddress: 4,
       maxRequestsPerConnection: 2,
     });
-    const connection = await RawConnection.open(served.url);
-    connection.write(GET.repeat(20));
-    await connection.untilClosed();
+    await (await rawClient(served.url, GET.repeat(20))).closed;
     await expectServed(served);
   });
 });
@@ -298,12 +286,8 @@ describe("bodies that are refused at once", () => {
 
   it("names no text of a body that is not JSON", async () => {
     const { url } = await serve();
-    const connection = await RawConnection.open(url);
-    const text = await connection
-      .write(postText('{"prompt": "a secret" oops}'))
-      .until(/\r\n\r\n.*\}/);
-    expect(text).toMatch(/^HTTP\/1.1 400 /);
-    expect(text).not.toContain("secret");
-    connection.close();
+    const client = await rawClient(url, postText('{"prompt": "a secret" oops}'));
+    expect(await until(client, /^HTTP\/1.1 400 [\s\S]*\r\n\r\n.*\}/)).not.toContain("secret");
+    client.socket.destroy();
   });
 });

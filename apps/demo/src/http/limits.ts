@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
 import type { BodiesLimits, HttpLimits as ServerLimits } from "@kv/http";
+import { defined } from "../defined.js";
 
 /** Bounds of an instance's HTTP server. They apply before a request is validated. */
 export interface HttpLimits extends ServerLimits, BodiesLimits {
@@ -39,12 +40,8 @@ export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
     maxBodyDepth: 64,
     maxBodyMembers: 20_000,
     maxUnreadBytes: 1 << 20,
-    ...withoutUndefined(given),
+    ...defined(given),
   };
-}
-
-function withoutUndefined(given: HttpLimitsInput): Partial<HttpLimits> {
-  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
 }
 
 /** The soft limit of open files; 16,384 where it cannot be read. */

@@ -1,9 +1,7 @@
 import { z } from "zod";
 import { httpError } from "./error-response.js";
 
-/** Entries of a list that is not a prompt. */
 const MAX_ENTRIES = 4096;
-/** Characters of a value in an error message. */
 const MAX_SHOWN = 100;
 
 /** One check for a whole prompt: a schema per token would report each of a million wrong ones. */
@@ -34,7 +32,6 @@ function isTokenId(value: unknown): value is number {
   return Number.isSafeInteger(value) && (value as number) >= 0;
 }
 
-/** A value as JSON, cut where it is long. */
 function shown(value: unknown): string {
   const text =
     typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
@@ -153,7 +150,6 @@ export function checkTextLength(characters: number, maxModelLen: number, param: 
   );
 }
 
-/** Characters of a conversation. */
 export function charactersOf({ messages }: ChatBody): number {
   const texts = messages.flatMap(({ content }) =>
     typeof content === "string" ? [content] : content.map(({ text }) => text),
@@ -179,7 +175,6 @@ export function transferredPrompt({
   );
 }
 
-/** The prompt of a completion. Errors: `KV_REQUEST_INVALID` for several prompts. */
 export function onePrompt(prompt: CompletionBody["prompt"]): string | readonly number[] {
   if (typeof prompt === "string") return prompt;
   const first = prompt[0];

@@ -6,19 +6,14 @@ import { StopText, stopsOf } from "./stop-text.js";
 
 /** How the responses of an endpoint differ from those of others. */
 export interface ResponseShape {
-  /** `object` of a response without streaming, and of a chunk. */
   readonly objects: { readonly whole: string; readonly chunk: string };
   /** Whether a choice has the prompt's token ids; else the response has them beside its choices. */
   readonly hasPromptInChoice: boolean;
-  /** The members of a choice that hold its text. */
   contentOf(text: string, place: "whole" | "first" | "next"): object;
-  /** Undefined where the request asks for none. */
   readonly logprobsOf: ((tokens: readonly EngineToken[]) => object) | undefined;
 }
 
-/** The responses to one request, in vLLM's format. */
 export class ResponseFormat {
-  /** The text of the output; every token is pushed. */
   readonly text: StopText;
   readonly #tokenizer: Tokenizer;
   readonly #shape: ResponseShape;
@@ -31,7 +26,6 @@ export class ResponseFormat {
     this.#returnTokenIds = body.return_token_ids === true;
   }
 
-  /** The response without streaming. */
   whole(generation: Generation, result: EngineResult): object {
     const { stopped, shown } = this.text;
     const tokens = result.tokens.map(({ token }) => token);
@@ -49,7 +43,6 @@ export class ResponseFormat {
     };
   }
 
-  /** One streamed token, with the text that it completes. */
   chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object {
     const place = isFirst ? "first" : "next";
     return this.#response(generation, place, {
@@ -60,7 +53,6 @@ export class ResponseFormat {
     });
   }
 
-  /** The last chunk, with the finish reason. */
   finalChunk(generation: Generation, result: EngineResult): object {
     const choice = {
       ...this.#shape.contentOf(this.text.end(), "next"),
@@ -71,7 +63,6 @@ export class ResponseFormat {
     return { ...this.#response(generation, "next", choice), ...transferMember(result) };
   }
 
-  /** The chunk with the usage, for `stream_options.include_usage`. */
   usageChunk(generation: Generation, result: EngineResult): object {
     const usage = usageOf(generation, result.tokens.length);
     return { ...this.#response(generation, "next"), choices: [], usage };
@@ -98,7 +89,6 @@ export class ResponseFormat {
   }
 }
 
-/** The prompt tokens of a conversation. The text parts of a message are joined. */
 export function chatPrompt({ messages }: ChatBody, tokenizer: Tokenizer): number[] {
   const plain = messages.map((message) => {
     const { content } = message;
@@ -110,7 +100,6 @@ export function chatPrompt({ messages }: ChatBody, tokenizer: Tokenizer): number
   return Array.from(tokenizer.encodeChat(plain));
 }
 
-/** The responses of `/v1/chat/completions`. */
 export function chatFormat(body: ChatBody, tokenizer: Tokenizer): ResponseFormat {
   const entry = (token: number, logprob: number) => {
     const text = tokenizer.decode([token], { skipSpecialTokens: false });
@@ -133,7 +122,6 @@ export function chatFormat(body: ChatBody, tokenizer: Tokenizer): ResponseFormat
   });
 }
 
-/** The responses of `/v1/completions`. */
 export function completionFormat(body: CompletionBody, tokenizer: Tokenizer): ResponseFormat {
   const word = (token: number) => tokenizer.decode([token], { skipSpecialTokens: false });
   const logprobsOf = (tokens: readonly EngineToken[]) => {

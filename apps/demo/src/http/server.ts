@@ -56,7 +56,6 @@ interface Answer {
 }
 
 export interface InstanceServerOptions extends AmbientOptions {
-  /** Default: those of `httpLimits`. */
   readonly limits?: HttpLimitsInput | undefined;
   /**
    * Send clients the messages of failures inside the deployment, which may name hosts and ports.
@@ -65,7 +64,6 @@ export interface InstanceServerOptions extends AmbientOptions {
   readonly exposeErrors?: boolean | undefined;
 }
 
-/** The HTTP server of one instance, in the style of OpenAI's API. */
 export class InstanceServer {
   readonly #instance: ServedInstance;
   readonly #ambient: Ambient;
@@ -300,9 +298,6 @@ export class InstanceServer {
     };
   }
 
-  /**
-   * Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use.
-   */
   async listen({
     host,
     port,
@@ -323,7 +318,6 @@ export class InstanceServer {
   }
 }
 
-/** A response of server-sent events, each a JSON object, ended by `[DONE]`. */
 class EventStream {
   readonly #response: ServerResponse;
   readonly #maxUnreadBytes: number;

@@ -11,7 +11,6 @@ const INCOMPLETE = "\ufffd";
 export class TextStream {
   readonly #tokenizer: Pick<Tokenizer, "decode">;
   readonly #tokens: number[] = [];
-  /** Start of the window. */
   #from = 0;
   /** Tokens whose text has been returned. */
   #returned = 0;
@@ -20,7 +19,6 @@ export class TextStream {
     this.#tokenizer = tokenizer;
   }
 
-  /** Adds a token and returns the new complete text; empty while a character is incomplete. */
   push(token: number): string {
     this.#tokens.push(token);
     const added = this.#newText();
@@ -30,7 +28,6 @@ export class TextStream {
     return added;
   }
 
-  /** Returns the text that was withheld. */
   end(): string {
     return this.#returned === this.#tokens.length ? "" : this.#newText();
   }
@@ -58,22 +55,18 @@ export class StopText {
     this.#stream = new TextStream(tokenizer);
   }
 
-  /** The stop string that ended the text; undefined while there is none. */
   get stopped(): string | undefined {
     return this.#stopped;
   }
 
-  /** All text that was returned. */
   get shown(): string {
     return this.#shown;
   }
 
-  /** Adds a token and returns the new text. */
   push(token: number): string {
     return this.#stopped === undefined ? this.#add(this.#stream.push(token)) : "";
   }
 
-  /** Returns the text that was withheld; empty after a stop string. */
   end(): string {
     if (this.#stopped !== undefined) return "";
     const text = this.#add(this.#stream.end());
@@ -110,7 +103,6 @@ export class StopText {
   }
 }
 
-/** The stop strings of a body. */
 export function stopsOf(stop: string | readonly string[] | null | undefined): readonly string[] {
   if (stop === null || stop === undefined) return [];
   return (typeof stop === "string" ? [stop] : stop).filter((each) => each !== "");

@@ -10,7 +10,6 @@ export class CloseStack {
     this.#log = log;
   }
 
-  /** Whether `close` was called. */
   get isClosing(): boolean {
     return this.#closing !== undefined;
   }

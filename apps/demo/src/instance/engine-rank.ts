@@ -25,15 +25,10 @@ export interface EngineRankOptions {
   readonly config: InstanceConfig;
   readonly transferConfig: KvTransferConfig;
   readonly dpRank: number;
-  /** As peers know it. */
   readonly engineId: string;
-  /** The model's name for clients, and in the compatibility hash. */
   readonly servedName: string;
-  /** Shared by all ranks. */
   readonly transport: Transport;
-  /** Shared by all ranks. */
   readonly sideChannel: SideChannel;
-  /** Shared by all ranks. */
   readonly model: EngineModel;
   readonly ambient: Ambient;
   readonly closers: CloseStack;
@@ -47,7 +42,6 @@ export interface EngineRankOptions {
  */
 export interface EngineRank
   extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
-  /** Most tokens of a sequence, prompt and output. */
   readonly maxModelLen: number;
   readonly engine: Engine;
   readonly blocks: BlockPool;
@@ -55,7 +49,6 @@ export interface EngineRank
   readonly workers: readonly WorkerConnector[];
   /** Where it answers handshakes; undefined for a connector without a side channel. */
   readonly sideChannel: SideChannelAddress | undefined;
-  /** The first backend of its agents. */
   backend(): string;
 }
 
@@ -166,7 +159,6 @@ function maxModelLenOf(config: InstanceConfig, platform: Platform, ofModel: numb
   return ofPlatform;
 }
 
-/** Adds vLLM's label of an engine to all metrics. */
 function labelled({ count, observe }: Ambient["metrics"], engine: string): Ambient["metrics"] {
   return {
     count: (name, by, labels) => count(name, by, { engine, ...labels }),
@@ -195,10 +187,6 @@ function identityOf({ config, dpRank, engineId, servedName }: EngineRankOptions)
   };
 }
 
-/**
- * Opens a worker connector per tensor-parallel rank and the scheduler connector, and starts the
- * handshake listener.
- */
 async function openConnector(
   { module, platform }: InstancePlatform,
   pool: KvPool,
@@ -225,7 +213,6 @@ async function openConnector(
   return { scheduler, workers };
 }
 
-/** Where an instance answers handshakes. */
 export interface SideChannelAddress {
   readonly host: string;
   readonly port: number;

@@ -13,19 +13,14 @@ import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { createPlatform } from "./modules.js";
 
-/** What depends on the platform that an instance runs on. */
 export interface InstancePlatform {
   readonly platform: Platform;
-  /** The connector, wrapped by staging where the platform needs it. */
   readonly module: ConnectorModule;
-  /** Where the KV pool's memory comes from. */
   readonly pool: Pick<KvPoolOptions, "memory" | "openCaches">;
   readonly maxNumSeqs: number;
   readonly maxConcurrentBatches: number;
   readonly prefixCaching: boolean;
-  /** The block of the staging pool at an address; undefined outside of it. */
   stagingBlockAt(address: number): number | undefined;
-  /** Returns and forgets the copies of a request. */
   takeCopies(requestId: string): CopyTimes | undefined;
   close(): Promise<void>;
 }
@@ -38,7 +33,6 @@ export interface CopyTimes {
   wireBlockIds: readonly number[];
 }
 
-/** Copies of this many requests are remembered. */
 const MAX_REQUESTS = 1024;
 
 /**

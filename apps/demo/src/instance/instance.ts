@@ -1,243 +1,31 @@
 import { memoryMetrics } from "@kv/connector";
-import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
+import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
-import type { Engine } from "../engine/engine.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
 import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
-import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
+import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
 import { CloseStack } from "./close-stack.js";
-import { type EngineRank, type SideChannelAddress, startEngineRank } from "./engine-rank.js";
+import { type EngineRank, startEngineRank } from "./engine-rank.js";
 import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
 import { KvJournal } from "./kv-journal.js";
 
+/** Transport and side channel belong to the instance, which closes them. */
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
-  /** Belongs to the instance, which closes it. */
   readonly transport: Transport;
-  /** Belongs to the instance, which closes it. */
   readonly sideChannel: SideChannel;
 }
 
-interface Parts {
-  readonly config: InstanceConfig;
-  readonly ambient: Ambient;
-  readonly closers: CloseStack;
-  /** One per data-parallel rank. */
-  readonly ranks: readonly EngineRank[];
-  readonly tokenizer: Tokenizer;
-  readonly journal: KvJournal;
-  readonly blocksToZero: Map<string, number>;
-  readonly model: {
-    readonly name: string;
-    readonly directory: string;
-    readonly maxModelLen: number;
-  };
-  readonly transportName: string;
-  readonly metrics: () => string;
-}
+/** A prefill or decode server that runs. */
+export type Instance = Awaited<ReturnType<typeof startInstance>>;
 
 /**
- * A prefill or decode server: model, paged cache, an engine with a connector for each data-parallel
- * rank, HTTP.
+ * Starts an instance: model, paged cache, an engine with a connector for each data-parallel rank,
+ * HTTP. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of
+ * the connector, the transport and the side channel. What was opened is closed then.
  */
-export class Instance implements ServedInstance {
-  url = "";
-  port = 0;
-  /** The engine of each data-parallel rank. */
-  readonly engines: readonly Engine[];
-  /** The engine id of each data-parallel rank, as peers know it. */
-  readonly engineIds: readonly string[];
-  /**
-   * Where the first data-parallel rank answers handshakes; null for a connector without a side
-   * channel.
-   */
-  readonly sideChannel: SideChannelAddress | null;
-  readonly tokenizer: Tokenizer;
-  readonly modelNames: readonly string[];
-  readonly maxModelLen: number;
-  readonly maxOutputTokens: number;
-  readonly debug: boolean;
-  readonly #parts: Parts;
-  readonly #server: InstanceServer;
-  #isReady = true;
-
-  private constructor(parts: Parts) {
-    const { config, ranks, model, ambient } = parts;
-    this.engines = ranks.map(({ engine }) => engine);
-    this.engineIds = ranks.map(({ engineId }) => engineId);
-    this.sideChannel = ranks[0]?.sideChannel ?? null;
-    this.tokenizer = parts.tokenizer;
-    this.modelNames = [model.name, model.directory];
-    this.maxModelLen = model.maxModelLen;
-    this.maxOutputTokens = (config.numBlocks - 1) * config.blockSize;
-    this.debug = config.debug;
-    this.#parts = parts;
-    const { httpLimits: limits, exposeErrors } = config;
-    this.#server = new InstanceServer(this, { ...ambient, limits, exposeErrors });
-  }
-
-  static async open(parts: Parts): Promise<Instance> {
-    const { config, closers, ranks, ambient } = parts;
-    const instance = new Instance(parts);
-    closers.add("HTTP server", () => instance.#server.close());
-    // The engines close before the server, so that clients get the errors of aborted requests.
-    for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
-    Object.assign(
-      instance,
-      await instance.#server.listen({ host: config.host, port: config.port }),
-    );
-    ambient.log.info("instance-ready", {
-      role: config.role,
-      url: instance.url,
-      engineIds: instance.engineIds,
-      backend: instance.backend,
-      tp: config.tp,
-      blockSize: config.blockSize,
-    });
-    return instance;
-  }
-
-  /** The first backend of the agents. */
-  get backend(): string {
-    return this.#parts.ranks[0]?.backend() ?? "none";
-  }
-
-  /** The settings in effect, for the ready line. */
-  get settings(): object {
-    const { config, model, ranks } = this.#parts;
-    const { sideChannelHost, sideChannelPort } = ranks[0]?.transferConfig ?? {};
-    const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = ranks[0]?.platform ?? {};
-    return {
-      ...config,
-      port: this.port,
-      sideChannelHost,
-      sideChannelPort,
-      model: model.directory,
-      maxNumSeqs,
-      prefixCaching,
-      maxConcurrentBatches,
-      maxModelLen: model.maxModelLen,
-    };
-  }
-
-  zeroBlockOf(requestId: string, block: number): void {
-    this.#parts.blocksToZero.set(requestId, block);
-  }
-
-  /** False as well while an engine sleeps, so that a proxy sends its requests to others. */
-  ready(): boolean {
-    return this.#isReady && !this.engines.some(({ sleepMode }) => sleepMode.isOn);
-  }
-
-  /** The body of `/status`. */
-  status(): object {
-    const { config, ranks, transportName, model } = this.#parts;
-    const [first] = ranks;
-    return {
-      role: config.role,
-      name: config.name ?? null,
-      engine_id: first?.engineId ?? null,
-      engine_ids: this.engineIds,
-      model: model.name,
-      connector: first?.platform.module.name ?? null,
-      transport: transportName,
-      platform: first?.platform.platform.deviceType ?? null,
-      backend: this.backend,
-      tp: config.tp,
-      dp: config.dp,
-      block_size: config.blockSize,
-      num_blocks: config.numBlocks,
-      free_blocks: ranks.reduce((sum, { blocks }) => sum + blocks.free, 0),
-      ready: this.ready(),
-      outstanding: this.#outstanding(),
-      workers: ranks.flatMap(({ workers }) => workers.map((worker) => worker.outstanding())),
-    };
-  }
-
-  /** What all ranks hold, by name. */
-  #outstanding(): Record<string, number> {
-    const sums: Record<string, number> = {};
-    for (const { engine } of this.#parts.ranks) {
-      for (const [name, count] of Object.entries(engine.outstanding()))
-        sums[name] = (sums[name] ?? 0) + count;
-    }
-    return sums;
-  }
-
-  metrics(): string {
-    return `${this.#parts.metrics()}${this.#cacheMetrics()}`;
-  }
-
-  /** vLLM's metrics of the cache: `kv-peer` computes the used blocks from them. */
-  #cacheMetrics(): string {
-    const { config, ranks, model } = this.#parts;
-    const { blockSize, numBlocks } = config;
-    const gauge = (name: string, help: string, sample: (rank: EngineRank) => string) =>
-      `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}${sample(rank)}\n`).join("")}`;
-    const labels = ({ dpRank }: EngineRank) =>
-      `{engine="${dpRank}",model_name=${JSON.stringify(model.name)}}`;
-    return [
-      gauge(
-        "vllm:cache_config_info",
-        "Information of the cache.",
-        ({ dpRank }) =>
-          `{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0`,
-      ),
-      gauge(
-        "vllm:kv_cache_usage_perc",
-        "Share of the blocks in use; 1 is all of them.",
-        (rank) => `${labels(rank)} ${rank.blocks.held / (numBlocks - 1)}`,
-      ),
-      gauge(
-        "vllm:num_requests_running",
-        "Requests in execution.",
-        (rank) => `${labels(rank)} ${rank.engine.requestCounts().running}`,
-      ),
-      gauge("vllm:num_requests_waiting", "Requests that wait.", (rank) => {
-        const { waiting, remote } = rank.engine.requestCounts();
-        return `${labels(rank)} ${waiting + remote}`;
-      }),
-    ].join("");
-  }
-
-  kvTransfers(): object {
-    return { digest_tokens: DIGEST_TOKENS, records: this.#parts.journal.records };
-  }
-
-  /**
-   * Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers are
-   * to read, then closes.
-   */
-  async drain(): Promise<void> {
-    const { config, ambient } = this.#parts;
-    this.#isReady = false;
-    ambient.log.info("instance-draining", { role: config.role, ...this.#outstanding() });
-    const idle = Promise.all(this.engines.map((engine) => engine.idle()));
-    await waitAtMost(idle, config.graceMs, ambient.clock);
-    await this.close();
-  }
-
-  /** Aborts all requests and closes everything. */
-  close(): Promise<void> {
-    this.#isReady = false;
-    return this.#parts.closers.close();
-  }
-
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
-}
-
-/**
- * Starts an instance and its HTTP server. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`,
- * `KV_MODEL_UNSUPPORTED`; those of the connector, the transport and the side channel. What was
- * opened is closed then.
- */
-export async function startInstance(
-  config: InstanceConfig,
-  options: InstanceOptions,
-): Promise<Instance> {
+export async function startInstance(config: InstanceConfig, options: InstanceOptions) {
   const { transport, sideChannel } = options;
   const metrics = memoryMetrics();
   const environment = ambient({ ...options, metrics });
@@ -281,22 +69,140 @@ export async function startInstance(
       };
       ranks.push(await startEngineRank(rank));
     }
-    return await Instance.open({
-      config,
-      ambient: environment,
-      closers,
-      ranks,
+    const [first] = ranks;
+    if (first === undefined) throw new KvError("KV_INTERNAL", "the instance has no rank");
+
+    const { role, tp, blockSize, numBlocks, httpLimits: limits, exposeErrors } = config;
+    const { maxModelLen } = first;
+    const engines = ranks.map(({ engine }) => engine);
+    const engineIds = ranks.map((rank) => rank.engineId);
+    const backend = first.backend();
+    const outstanding = () => sumByName(engines.map((engine) => engine.outstanding()));
+    let isClosing = false;
+    const served: ServedInstance = {
+      engines,
       tokenizer: await loadTokenizer({ directory, vocabSize }),
-      journal,
-      blocksToZero,
-      model: { name, directory, maxModelLen: ranks[0]?.maxModelLen ?? 0 },
-      transportName: transport.name,
-      metrics: metrics.render,
-    });
+      modelNames: [name, directory],
+      maxModelLen,
+      maxOutputTokens: (numBlocks - 1) * blockSize,
+      debug: config.debug,
+      zeroBlockOf: (requestId, block) => void blocksToZero.set(requestId, block),
+      // While an engine sleeps, a proxy sends its requests to others.
+      ready: () => !isClosing && !engines.some(({ sleepMode }) => sleepMode.isOn),
+      status: () => ({
+        role,
+        name: config.name ?? null,
+        engine_id: first.engineId,
+        engine_ids: engineIds,
+        model: name,
+        connector: first.platform.module.name,
+        transport: transport.name,
+        platform: first.platform.platform.deviceType,
+        backend,
+        tp,
+        dp: config.dp,
+        block_size: blockSize,
+        num_blocks: numBlocks,
+        free_blocks: ranks.reduce((sum, { blocks }) => sum + blocks.free, 0),
+        ready: served.ready(),
+        outstanding: outstanding(),
+        workers: ranks.flatMap(({ workers }) => workers.map((worker) => worker.outstanding())),
+      }),
+      metrics: () => `${metrics.render()}${cacheMetrics(config, ranks, name)}`,
+      kvTransfers: () => ({ digest_tokens: DIGEST_TOKENS, records: journal.records }),
+    };
+    const server = new InstanceServer(served, { ...environment, limits, exposeErrors });
+    closers.add("HTTP server", () => server.close());
+    // The engines close before the server, so that clients get the errors of aborted requests.
+    for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
+    const { url, port } = await server.listen({ host: config.host, port: config.port });
+    log.info("instance-ready", { role, url, engineIds, backend, tp, blockSize });
+
+    const close = () => {
+      isClosing = true;
+      return closers.close();
+    };
+    const { sideChannelHost, sideChannelPort } = first.transferConfig;
+    const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = first.platform;
+    return {
+      ...served,
+      engines,
+      url,
+      port,
+      /** The engine id of each data-parallel rank, as peers know it. */
+      engineIds,
+      backend,
+      /** Where the first rank answers handshakes; null for a connector without a side channel. */
+      sideChannel: first.sideChannel ?? null,
+      /** The settings in effect. */
+      settings: {
+        ...config,
+        port,
+        sideChannelHost,
+        sideChannelPort,
+        model: directory,
+        maxNumSeqs,
+        prefixCaching,
+        maxConcurrentBatches,
+        maxModelLen,
+      },
+      /**
+       * Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers
+       * are to read, then closes.
+       */
+      async drain(): Promise<void> {
+        isClosing = true;
+        log.info("instance-draining", { role, ...outstanding() });
+        const idle = Promise.all(engines.map((engine) => engine.idle()));
+        await waitAtMost(idle, config.graceMs, clock);
+        await close();
+      },
+      close,
+      [Symbol.asyncDispose]: close,
+    };
   } catch (error) {
     await closers.close();
     throw error;
   }
+}
+
+function sumByName(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
+  const sums: Record<string, number> = {};
+  for (const [name, count] of counts.flatMap(Object.entries<number>))
+    sums[name] = (sums[name] ?? 0) + count;
+  return sums;
+}
+
+/** vLLM's metrics of the cache: `kv-peer` computes the used blocks from them. */
+function cacheMetrics(
+  { blockSize, numBlocks }: InstanceConfig,
+  ranks: readonly EngineRank[],
+  model: string,
+): string {
+  const gauge = (name: string, help: string, sample: (rank: EngineRank) => number) =>
+    `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}{engine="${rank.dpRank}",model_name=${JSON.stringify(model)}} ${sample(rank)}\n`).join("")}`;
+  const info = ranks.map(
+    ({ dpRank }) =>
+      `vllm:cache_config_info{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0\n`,
+  );
+  return [
+    "# HELP vllm:cache_config_info Information of the cache.\n# TYPE vllm:cache_config_info gauge\n",
+    ...info,
+    gauge(
+      "vllm:kv_cache_usage_perc",
+      "Share of the blocks in use; 1 is all of them.",
+      ({ blocks }) => blocks.held / (numBlocks - 1),
+    ),
+    gauge(
+      "vllm:num_requests_running",
+      "Requests in execution.",
+      ({ engine }) => engine.requestCounts().running,
+    ),
+    gauge("vllm:num_requests_waiting", "Requests that wait.", ({ engine }) => {
+      const { waiting, remote } = engine.requestCounts();
+      return waiting + remote;
+    }),
+  ].join("");
 }
 
 async function waitAtMost(

@@ -11,7 +11,6 @@ export interface KvRecord {
   /** The engine's request id: a prefix, the client's `X-Request-Id` and a suffix. */
   readonly request_id: string;
   readonly tokens: number;
-  /** Tokens at the start that were in the receiver's prefix cache. */
   readonly cached_tokens: number;
   /** SHA-256 of each `digest_tokens` tokens; empty without digests. */
   readonly digests: readonly string[];
@@ -20,9 +19,7 @@ export interface KvRecord {
   readonly queue_ms: number;
   /** From the arrival of the KV to the first token; receiver only. */
   readonly first_token_ms?: number;
-  /** Time in forward passes; sender only. */
   readonly forward_ms?: number;
-  /** Time of copies from device to host; sender only. */
   readonly save_ms?: number;
   /** Only on the side that moved the bytes: the receiver with pull, the sender with push. */
   readonly transfer?: KvTransferRecord;
@@ -38,14 +35,11 @@ export interface KvTransferRecord {
   readonly transfer_ms: number;
   /** From the admission of the request to the report of the last rank, handshake included. */
   readonly waited_ms: number;
-  /** Time of copies from host to device. */
   readonly load_ms: number;
 }
 
-/** Records that are kept of an instance. */
 const CAPACITY = 256;
 
-/** The latest records of an instance. */
 export class KvJournal {
   readonly records: KvRecord[] = [];
 
@@ -72,11 +66,9 @@ export interface ObserveKvOptions {
   readonly journal: KvJournal;
   readonly meter: TransferMeter;
   readonly clock: Clock;
-  /** Compute digests, which reads the KV of every request. */
   readonly digests: boolean;
   /** By request id: the prompt block to zero when its KV has arrived. Removed when done. */
   readonly blocksToZero: Map<string, number>;
-  /** Returns and forgets the copies of a request between device and host. */
   readonly takeCopies: InstancePlatform["takeCopies"];
 }
 

@@ -8,16 +8,13 @@ import {
   type Transport,
 } from "@kv/interface";
 
-/** The transfers of one request. */
 export interface Measured {
   readonly lengthBytes: number;
   readonly transfers: number;
   readonly descriptors: number;
-  /** From the start of the first transfer to the end of the last, over all ranks. */
   readonly transferMs: number;
 }
 
-/** What `meterTransfers` returns. */
 export type TransferMeter = ReturnType<typeof meterTransfers>;
 
 export interface TransferMeterOptions {
@@ -92,7 +89,6 @@ export function meterTransfers(transport: Transport, { clock, blockAt }: Transfe
         return metered(agent);
       },
     }),
-    /** The backends of the first agent; empty before there is one. */
     backends: () => first?.backends ?? [],
     /**
      * Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them.

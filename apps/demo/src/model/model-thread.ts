@@ -105,7 +105,6 @@ export async function startModelThread(start: WorkerStart) {
 
   return {
     shape,
-    /** True when the thread has ended or was closed. */
     ended: () => end !== undefined,
     async call(message: Call["message"], transfer: readonly ArrayBuffer[] = []) {
       if (end !== undefined) throw end;

@@ -7,9 +7,7 @@ import type { ForwardDone, SessionShape } from "./worker/worker-protocol.js";
 
 export interface ModelConfig extends EngineModelConfig {
   readonly name: string;
-  /** Directory with config.json and the tokenizer's files (`loadTokenizer`). */
   readonly directory: string;
-  /** Element type of the model's own cache. */
   readonly kvType: SessionShape["kvType"];
 }
 
@@ -34,12 +32,7 @@ export interface Model extends EngineModel {
 }
 
 export interface LoadOptions extends PrepareOptions {
-  /**
-   * A directory with an exported decoder or a Hugging Face checkpoint; default: the built-in tiny
-   * model.
-   */
   directory?: string | undefined;
-  /** Threads of ONNX Runtime; default 1. */
   intraOpThreads?: number | undefined;
 }
 
@@ -105,7 +98,6 @@ export async function loadModel(options: LoadOptions = {}): Promise<Model> {
 
 const maxLogprobs = 100;
 
-/** @throws KvError KV_REQUEST_INVALID naming the value and its limit. */
 function checkForward(input: ForwardInput, limits: EngineModelConfig): void {
   const { sequenceId, tokens, position, past, topLogprobs = 1 } = input;
   const refuse = (message: string): never => {

@@ -17,23 +17,19 @@ import {
 } from "./weights/checkpoint.js";
 import { readDecoderConfig } from "./weights/decoder-config.js";
 
-/** The files of a model that is ready to be opened. */
 export interface PreparedModel {
   name: string;
-  /** Directory with config.json and the tokenizer's files. */
   directory: string;
   onnxPath: string;
 }
 
 export interface PrepareOptions {
-  /** Default: `node_modules/.cache/kv-demo` of the repository. */
   cacheDirectory?: string | undefined;
   /**
    * Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Only for the built-in
    * model.
    */
   tinyKvHeads?: number | undefined;
-  /** Called before a build that takes seconds to minutes (a large checkpoint). */
   onProgress?: ((message: string) => void) | undefined;
 }
 
@@ -168,7 +164,6 @@ export interface ModelFacts {
   kvHeads: number | undefined;
   headDim: number | undefined;
   vocabSize: number | undefined;
-  /** Most tokens of a sequence, prompt and output together. */
   maxModelLen: number;
   eosTokenIds: readonly number[];
 }

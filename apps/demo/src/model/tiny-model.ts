@@ -9,7 +9,6 @@ const seed = 1234;
 
 interface TinyModelOptions {
   readonly kvHeads?: number;
-  /** Default: 2048. */
   readonly maxModelLen?: number;
 }
 

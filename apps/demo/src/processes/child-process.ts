@@ -4,18 +4,14 @@ import { ChildProcess } from "@kv/program";
 import type { SideChannelAddress } from "../instance/engine-rank.js";
 
 export interface ChildOptions {
-  /** Name in error messages. */
   readonly name: string;
-  /** Arguments of the program: a role and its settings. */
   readonly args: readonly string[];
 }
 
-/** What a server says when it is ready. */
 export interface ReadyServer {
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
-  /** Of the first data-parallel rank; null for a proxy. */
   readonly sideChannel: SideChannelAddress | null;
 }
 
@@ -23,7 +19,6 @@ export interface ReadyServer {
 export interface Child extends ReadyServer {
   readonly name: string;
   readonly pid: number;
-  /** Resolves with the signal, the exit code or the error when the process has ended. */
   readonly ended: Promise<string>;
   /** Sends SIGTERM, and SIGKILL when the process has not ended after 10 s. */
   stop(): Promise<void>;
@@ -61,7 +56,6 @@ export async function startChild({ name, args }: ChildOptions): Promise<Child> {
 }
 
 export interface SupervisorOptions {
-  /** Starts the server: anew, or at the addresses of a child that ended. */
   readonly start: (before?: Pick<Child, "port" | "sideChannel">) => Promise<Child>;
   /**
    * Whether a server that has ended is restarted. False: its end is only logged. Asked again before
@@ -96,17 +90,14 @@ export class SupervisedServer {
     this.#watching = this.#watch();
   }
 
-  /** Starts the server. Errors: those of `start`. */
   static async start(options: SupervisorOptions): Promise<SupervisedServer> {
     return new SupervisedServer(options, await options.start());
   }
 
-  /** The process id of the current process. */
   get pid(): number {
     return this.#child.pid;
   }
 
-  /** Resolves when the current process has been replaced. */
   replaced(): Promise<void> {
     return new Promise((resolve) => this.#restartListeners.push(resolve));
   }

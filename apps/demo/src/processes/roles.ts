@@ -1,10 +1,10 @@
-import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { openTracer } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
+import { defined } from "../defined.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
@@ -12,13 +12,10 @@ import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
 
-/** Options of the commands that run one server. */
 export interface ServerFlags {
-  /** Settings as JSON text. */
   readonly config?: string | undefined;
   readonly port?: number | undefined;
   readonly logLevel: LogLevel;
-  /** File that spans are appended to. */
   readonly trace?: string | undefined;
   /** Started by the demo, which gets the outcome over IPC. */
   readonly child?: boolean | undefined;
@@ -104,25 +101,22 @@ export function instanceSettings(
   };
 }
 
-/** The settings of `--config`. Errors: `KV_CONFIG_INVALID`. */
 function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unknown> {
   return config === undefined ? {} : parseJson("--config", config);
 }
 
-/** Runs the proxy in this process. */
 export async function runProxy(flags: ProxyFlags): Promise<void> {
   const given = configOf(flags) as ProxySettingsInput & { port?: number };
-  const { port = 0, ...settings } = {
-    ...given,
-    ...(flags.port === undefined ? {} : { port: flags.port }),
-  };
+  const { port = 0, ...settings } = { ...given, ...defined({ port: flags.port }) };
   const { prefill, decode, mode, adminPort } = flags;
   const resolved: ProxySettingsInput = {
     ...settings,
-    ...(prefill === undefined ? {} : { prefillers: [...prefill] }),
-    ...(decode === undefined ? {} : { decoders: [...decode] }),
-    ...(mode === undefined ? {} : { mode }),
-    ...(adminPort === undefined ? {} : { admin: { ...settings.admin, port: adminPort } }),
+    ...defined({
+      prefillers: prefill && [...prefill],
+      decoders: decode && [...decode],
+      mode,
+      admin: adminPort === undefined ? undefined : { ...settings.admin, port: adminPort },
+    }),
   };
   await runServer(flags, { service: "kv-proxy", instance: "proxy" }, async (ambient) => {
     const proxy = createProxy({ ...resolved, ...ambient });
@@ -132,30 +126,8 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
   });
 }
 
-/** Runs the picker of a gateway in this process. Its URL is that of ext_proc. */
-export async function runPicker(flags: ServerFlags): Promise<void> {
-  const given = configOf(flags) as PickerSettingsInput & { port?: number };
-  const { port: configured = 0, ...settings } = given;
-  await runServer(flags, { service: "kv-epp", instance: "picker" }, async (ambient) => {
-    const picker = createPicker({ ...settings, ...ambient });
-    const { host, port: bound } = await picker.listen({ port: flags.port ?? configured });
-    const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
-    const shown = { config: { ...settings, port: bound } };
-    return {
-      url,
-      port: bound,
-      backend: null,
-      sideChannel: null,
-      shown,
-      drain: () => picker.close(),
-    };
-  });
-}
-
 interface Server extends ReadyServer {
-  /** Further fields of the ready line, with the settings in effect. */
   readonly shown: object;
-  /** Finishes running requests and closes the server. */
   drain(): Promise<void>;
 }
 

@@ -4,7 +4,6 @@ import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 import { type CompletionOutcome, complete } from "./completion-client.js";
 import type { ExpectedPrompts, PreparedRun } from "./prepare-run.js";
 
-/** The outcome of one request, compared with the expected one. */
 export interface CheckedRequest {
   readonly promptTokens: number;
   readonly outputTokens: number;
@@ -12,7 +11,6 @@ export interface CheckedRequest {
   readonly ttftMs: number;
   /** Waiting for other requests, at both instances. */
   readonly queueMs: number;
-  /** Time in forward passes of the prefill instance. */
   readonly prefillMs: number;
   /** Time of copies from the prefill instance's device to host memory. */
   readonly saveMs: number;
@@ -29,9 +27,7 @@ export interface CheckedRequest {
   readonly firstTokenMs: number;
   /** The rest of the time to first token: HTTP, the proxy, and the digests of this comparison. */
   readonly otherMs: number;
-  /** From the first token to the last. */
   readonly decodeMs: number;
-  /** From sending the request to the last token. */
   readonly totalMs: number;
   readonly transferBytes: number;
   readonly tokensEqual: boolean;
@@ -43,7 +39,6 @@ export interface CheckedRequest {
 export interface CheckedRun {
   readonly ok: boolean;
   readonly requests: readonly CheckedRequest[];
-  /** A second round with other prompts, after connections and plans were made. */
   readonly warm: readonly CheckedRequest[];
   readonly control: NegativeControl;
 }
@@ -54,7 +49,6 @@ export interface CheckOptions extends Omit<PreparedRun, "modelName"> {
    * the prompt is computed.
    */
   readonly atOnce?: boolean | undefined;
-  /** Makes the request ids of this run unique. */
   readonly runId: string;
   readonly log: Log;
 }
@@ -137,7 +131,6 @@ function checkRequest(
   return { ...measured, ...times, outputTokens: tokens.length, tokensEqual, problem };
 }
 
-/** The parts of a request's time to first token that the instances measured. */
 function partsOf({ sent, received, transfer }: KvComparison, atOnce: boolean) {
   const prefillMs = sent?.forward_ms ?? 0;
   const saveMs = sent?.save_ms ?? 0;
@@ -217,7 +210,6 @@ export function sameTokens(a: readonly number[], b: readonly number[]): boolean 
   return a.length === b.length && a.every((token, i) => token === b[i]);
 }
 
-/** The records of an instance, from `/kv/transfers`. */
 export async function fetchRecords(url: string): Promise<KvRecord[]> {
   const response = await fetch(`${url}/kv/transfers`);
   const { records } = (await response.json()) as { records: KvRecord[] };
@@ -229,9 +221,7 @@ export interface KvComparison {
   readonly received: KvRecord | undefined;
   /** The transfer, as the side that moved the bytes recorded it. */
   readonly transfer: KvTransferRecord | undefined;
-  /** All transferred tokens have the same digests on both sides. */
   readonly equal: boolean;
-  /** Why they are not equal. */
   readonly difference: string | undefined;
 }
 

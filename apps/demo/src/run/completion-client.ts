@@ -5,7 +5,6 @@ export interface CompletionRequest {
   readonly requestId: string;
   readonly promptTokens: readonly number[];
   readonly maxTokens: number;
-  /** Zero this block of the prompt when its KV has arrived. */
   readonly zeroBlock?: number | undefined;
   readonly signal?: AbortSignal | undefined;
 }

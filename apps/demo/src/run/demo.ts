@@ -4,7 +4,6 @@ import { KvError, type Log } from "@kv/interface";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { type Cluster, startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
-import { installEnvoy } from "../envoy/install-envoy.js";
 import type { LogLevel } from "../processes/json-log.js";
 import { type CheckedRun, checkRun } from "./check-run.js";
 import { prepareRun } from "./prepare-run.js";
@@ -12,11 +11,8 @@ import type { RunFacts } from "./report.js";
 import { playConversation, prepareConversation, READBACK, type Turn } from "./turns.js";
 
 export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
-  /** Default: NIXL when it is installed, otherwise the memory transport. */
   readonly transport?: TransportName | undefined;
-  /** Requests at the same time. Default: one per prompt of the file, or 4. */
   readonly requests?: number | undefined;
-  /** Turns of a conversation, in place of requests at the same time. Default: none. */
   readonly turns?: number | undefined;
   readonly promptsFile?: string | undefined;
   readonly maxTokens: number;
@@ -35,7 +31,6 @@ export interface DemoRun {
 }
 
 export interface DemoOutput {
-  /** Prints a line of progress. */
   readonly say: (line: string) => void;
   readonly log: Log;
   readonly logLevel: LogLevel;
@@ -48,7 +43,6 @@ export interface DemoOutput {
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
-  if (options.front === "envoy") await installEnvoy(say);
   const transport = await prepareServers(options, say);
   const prepared = await prepareRun(options, say);
   const { prompts, modelName } = prepared;
@@ -70,7 +64,7 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
       log,
     });
     const facts: RunFacts = {
-      front: options.front ?? "proxy",
+      front: "proxy",
       transport: options.transportModule ?? transport,
       backend: cluster.prefills[0]?.backend ?? "none",
       connector: options.connector,
@@ -116,7 +110,6 @@ export async function runTurns(
   }
 }
 
-/** Begins the file of traces, and chooses the transport. Errors: `KV_CONFIG_INVALID`. */
 async function prepareServers(
   { trace, transport, transportModule }: DemoOptions,
   say: DemoOutput["say"],
@@ -144,9 +137,5 @@ function describe(options: DemoOptions, transport: TransportName | "module"): st
       : transport === "memory"
         ? "in this process, over the embedded transport"
         : `over the transport of ${options.transportModule}`;
-  const front =
-    options.front === "envoy"
-      ? "Envoy, kv-epp and a sidecar beside each decode instance"
-      : "a proxy";
-  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and ${front}, ${where}`;
+  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
 }

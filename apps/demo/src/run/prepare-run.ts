@@ -11,7 +11,6 @@ export interface PrepareRunOptions {
   readonly model?: string | undefined;
   readonly tinyKvHeads?: number | undefined;
   readonly promptsFile?: string | undefined;
-  /** Default: as many as the file has, or 4. */
   readonly requests?: number | undefined;
   readonly maxTokens: number;
 }
@@ -19,7 +18,6 @@ export interface PrepareRunOptions {
 /** A tokenizer that knows English encodes a text as at least this many different tokens. */
 const MIN_DISTINCT_TOKENS = 8;
 
-/** Prompts of the second round, at most. */
 const MAX_WARM = 4;
 
 /** Prompts, and the tokens that one engine in one process generates from each. */
@@ -29,9 +27,7 @@ export interface ExpectedPrompts {
 }
 
 export interface PreparedRun extends ExpectedPrompts {
-  /** Further prompts, for the second round. */
   readonly warm: ExpectedPrompts;
-  /** A further prompt, for the negative control. */
   readonly control: {
     readonly promptTokens: readonly number[];
     readonly expected: readonly number[];
@@ -113,7 +109,6 @@ export async function referenceTokens(
 export interface PromptOptions {
   readonly count: number;
   readonly vocabSize: number;
-  /** Limit of a prompt. */
   readonly maxTokens: number;
 }
 

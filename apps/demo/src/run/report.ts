@@ -1,6 +1,5 @@
 import type { CheckedRequest, CheckedRun } from "./check-run.js";
 
-/** The settings of a run, as `--json` prints them. */
 export interface RunFacts {
   readonly front: string;
   readonly transport: string;
@@ -12,66 +11,45 @@ export interface RunFacts {
   readonly decode_platform: string;
 }
 
-/** The output of `--json`. */
+/** A time of a request: its column in the table, its name in JSON, and its decimals in the table. */
+const TIMES = [
+  ["TTFT", "ttft_ms", "ttftMs", 1],
+  ["queue", "queue_ms", "queueMs", 1],
+  ["prefill", "prefill_ms", "prefillMs", 1],
+  ["save", "save_ms", "saveMs", 1],
+  ["connect", "connect_ms", "connectMs", 1],
+  ["transfer", "transfer_ms", "transferMs", 2],
+  ["load", "load_ms", "loadMs", 1],
+  ["first", "first_token_ms", "firstTokenMs", 1],
+  ["other", "other_ms", "otherMs", 1],
+  ["decode", "decode_ms", "decodeMs", 1],
+] as const;
+
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
-  return {
-    ok,
-    ...facts,
-    requests: requests.map(jsonRequest),
-    warm_requests: warm.map(jsonRequest),
-  };
+  const shown = requests.map(jsonRequest);
+  return { ok, ...facts, requests: shown, warm_requests: warm.map(jsonRequest) };
 }
 
 function jsonRequest(request: CheckedRequest): object {
+  const round = (ms: number) => Math.round(ms * 1000) / 1000;
   return {
     prompt_tokens: request.promptTokens,
     output_tokens: request.outputTokens,
-    ttft_ms: round(request.ttftMs),
-    queue_ms: round(request.queueMs),
-    prefill_ms: round(request.prefillMs),
-    save_ms: round(request.saveMs),
-    connect_ms: round(request.connectMs),
-    transfer_ms: round(request.transferMs),
-    load_ms: round(request.loadMs),
-    first_token_ms: round(request.firstTokenMs),
-    other_ms: round(request.otherMs),
-    decode_ms: round(request.decodeMs),
+    ...Object.fromEntries(TIMES.map(([, name, time]) => [name, round(request[time])])),
     total_ms: round(request.totalMs),
     transfer_bytes: request.transferBytes,
     tokens_equal: request.tokensEqual,
   };
 }
 
+const equality = (equal: boolean) => (equal ? "equal" : "DIFFERENT");
+
 /** The output as a table of 100 columns at most. `jsonReport` has more. */
 export function tableReport(run: CheckedRun, facts: RunFacts): string {
-  const header = [
-    "prompt",
-    "TTFT",
-    "queue",
-    "prefill",
-    "save",
-    "connect",
-    "transfer",
-    "load",
-    "first",
-    "other",
-    "decode",
-    "bytes",
-    "KV",
-    "tokens",
-  ];
+  const header = ["prompt", ...TIMES.map(([title]) => title), "bytes", "KV", "tokens"];
   const rowOf = (request: CheckedRequest) => [
     String(request.promptTokens),
-    request.ttftMs.toFixed(1),
-    request.queueMs.toFixed(1),
-    request.prefillMs.toFixed(1),
-    request.saveMs.toFixed(1),
-    request.connectMs.toFixed(1),
-    request.transferMs.toFixed(2),
-    request.loadMs.toFixed(1),
-    request.firstTokenMs.toFixed(1),
-    request.otherMs.toFixed(1),
-    request.decodeMs.toFixed(1),
+    ...TIMES.map(([, , time, decimals]) => request[time].toFixed(decimals)),
     request.transferBytes.toLocaleString("en"),
     equality(request.kvEqual),
     equality(request.tokensEqual),
@@ -85,38 +63,21 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
     cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join(" ");
   const { control } = run;
   const all = [...run.requests, ...run.warm];
-  const verdict = [
+  return [
+    `prompts in tokens, times in ms: TTFT is the sum of queue to other; backend ${facts.backend}`,
+    "",
+    "first contact: connect contains the handshake, the plan and the prepared lists",
+    line(header),
+    ...rows.map(line),
+    "",
+    "second round, other prompts: connections and plans are there",
+    ...warmRows.map(line),
+    "",
+    ...all.flatMap(({ problem }, i) => (problem === undefined ? [] : [`request ${i}: ${problem}`])),
     `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; without damage they are ${equality(control.restored)}`,
     run.ok
       ? `all ${all.length} requests have the tokens of a run in one process, and the KV that was sent`
       : "NOT all requests have the tokens of a run in one process",
-  ];
-  const problems = all.flatMap(({ problem }, i) =>
-    problem === undefined ? [] : [`request ${i}: ${problem}`],
-  );
-  const units = `prompts in tokens, times in ms: TTFT is the sum of queue to other; backend ${facts.backend}`;
-  const first = "first contact: connect contains the handshake, the plan and the prepared lists";
-  const second = "second round, other prompts: connections and plans are there";
-  return [
-    units,
-    "",
-    first,
-    line(header),
-    ...rows.map(line),
-    "",
-    second,
-    ...warmRows.map(line),
-    "",
-    ...problems,
-    ...verdict,
     "",
   ].join("\n");
-}
-
-function equality(equal: boolean): string {
-  return equal ? "equal" : "DIFFERENT";
-}
-
-function round(ms: number): number {
-  return Math.round(ms * 1000) / 1000;
 }

@@ -11,11 +11,8 @@ export type Conversation = ExpectedPrompts;
 /** One turn, as `--json` prints it, with where the KV of its prompt came from. */
 export interface Turn {
   readonly prompt_tokens: number;
-  /** Of P's own prefix cache. */
   readonly cached_tokens: number;
-  /** Read back from D. */
   readonly read_back_tokens: number;
-  /** Computed by P. */
   readonly computed_tokens: number;
   readonly output_tokens: number;
   readonly tokens_equal: boolean;
@@ -113,12 +110,10 @@ async function promptTokensBySource(url: string): Promise<ReadonlyMap<string, nu
   );
 }
 
-/** The output of `--turns` with `--json`. */
 export function turnsJson(turns: readonly Turn[]): object {
   return { ok: areEqual(turns), turns };
 }
 
-/** The output of `--turns` as a table. */
 export function turnsTable(turns: readonly Turn[]): string {
   const header = [
     "turn",
@@ -148,7 +143,6 @@ export function turnsTable(turns: readonly Turn[]): string {
   return [line(header), ...rows.map(line), "", verdict, ""].join("\n");
 }
 
-/** Whether all turns have the tokens of the reference. */
 export function areEqual(turns: readonly Turn[]): boolean {
   return turns.every(({ tokens_equal }) => tokens_equal);
 }

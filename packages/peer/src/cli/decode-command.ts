@@ -5,26 +5,21 @@ import {
   duration,
   listOf,
   onInterrupt,
-  port,
   positiveNumber,
   print,
   printJson,
   share,
   wholeNumber,
 } from "@kv/program";
-import { type Command, Option } from "commander";
+import type { Command } from "commander";
 import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
 import { loadPlot } from "../load/load-plot.js";
 import { loadReport, loadText } from "../load/load-report.js";
-import {
-  handshakeKeyOption,
-  openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+import { addReachOptions, openSideChannel, type ReachOptions, timeOption } from "./options.js";
 
-interface Options extends SideChannelOptions {
+interface Options extends ReachOptions {
   prefill: string;
   promptTokens: number[];
   concurrency: number;
@@ -39,14 +34,12 @@ interface Options extends SideChannelOptions {
   maxLeakedBlocks: number;
   maxP99?: number;
   allowUnknownLeaks?: true;
-  sideChannelHost: string;
-  sideChannelPort: number;
   plot?: string;
   json?: true;
 }
 
 export function addDecode(program: Command): void {
-  program
+  const command = program
     .command("decode")
     .description(
       "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
@@ -69,24 +62,14 @@ export function addDecode(program: Command): void {
       "share of requests that are read without notifying prefill, such as 1%: their blocks stay for a lease",
       share,
     )
-    .addOption(
-      new Option("--lease <time>", "the server's kv_lease_duration")
-        .argParser(duration)
-        .default(30_000, "30s"),
-    )
+    .addOption(timeOption("--lease <time>", "the server's kv_lease_duration", "30s"))
     .optionsGroup("Limits:")
     .option("--max-failed <n>", "limit of failed requests", wholeNumber, 0)
     .option("--max-leaked-blocks <n>", "limit of leaked blocks", wholeNumber, 0)
     .option("--max-p99 <ms>", "limit of the p99 of reading", count)
     .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
-    .optionsGroup("Side channel:")
-    .option(
-      "--side-channel-host <host>",
-      "host at which a server that pushes reaches this one",
-      "127.0.0.1",
-    )
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
-    .addOption(handshakeKeyOption())
+    .optionsGroup("Side channel:");
+  addReachOptions(command)
     .optionsGroup("Options:")
     .option("--plot <file>", "write latencies over time as SVG")
     .option("--json", "print a JSON report")

@@ -1,25 +1,20 @@
 import { KvError } from "@kv/interface";
-import {
-  count,
-  duration,
-  hostAndPort,
-  listOf,
-  oneOf,
-  printDoctorReport,
-  refuseValue,
-} from "@kv/program";
-import { type Command, Option } from "commander";
+import { count, hostAndPort, listOf, oneOf, printDoctorReport, refuseValue } from "@kv/program";
+import type { Command } from "commander";
+import { type Report, reportText } from "../checks/report.js";
 import { pairDoctor } from "../doctor/pair-doctor.js";
-import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
+  addGroupsOptions,
+  type GroupsOptions,
+  givenGroups,
   handshakeKeyOption,
   openSideChannel,
   type SideChannelOptions,
-} from "./side-channel-option.js";
+  timeOption,
+} from "./options.js";
 
 interface Options extends SideChannelOptions, GroupsOptions {
   prefill: string;
@@ -94,11 +89,7 @@ export function addDoctor(program: Command): void {
     .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
     .option("--write", "write prefill's null blocks back as they were read")
     .option("--backend <names>", "NIXL backends, separated by commas", listOf(String))
-    .addOption(
-      new Option("--lease <time>", "kv_lease_duration of prefill")
-        .argParser(duration)
-        .default(30_000, "30s"),
-    )
+    .addOption(timeOption("--lease <time>", "kv_lease_duration of prefill", "30s"))
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .optionsGroup("Model, where a check needs it:")
     .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
@@ -131,7 +122,7 @@ export function addDoctor(program: Command): void {
     });
 }
 
-async function runDoctor(options: Options): Promise<PairReport> {
+async function runDoctor(options: Options): Promise<Report> {
   const groups = await givenGroups(options);
   await using sideChannel = openSideChannel(options);
   return await pairDoctor({
@@ -156,7 +147,6 @@ async function runDoctor(options: Options): Promise<PairReport> {
   });
 }
 
-/** Errors: those of a flag that is no JSON object. */
 function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
   const value = parseJson(text);
   if (typeof value === "object" && value !== null && !Array.isArray(value) && "method" in value)

@@ -1,23 +1,24 @@
 import { memoryMetrics } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
-import { count, duration, onInterrupt, port, print } from "@kv/program";
-import { type Command, Option } from "commander";
+import { count, onInterrupt, port, print } from "@kv/program";
+import type { Command } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
+  addGroupsOptions,
+  type GroupsOptions,
+  givenGroups,
   handshakeKeyOption,
   openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+  type ReachOptions,
+  timeOption,
+} from "./options.js";
 
-interface Options extends SideChannelOptions, GroupsOptions {
+interface Options extends ReachOptions, GroupsOptions {
   from: string;
   host: string;
   port: number;
-  sideChannelHost: string;
-  sideChannelPort: number;
   lease: number;
   blocks: number;
   anyPrompt?: true;
@@ -38,11 +39,7 @@ export function addPrefill(program: Command): void {
       5600,
     )
     .addOption(handshakeKeyOption())
-    .addOption(
-      new Option("--lease <time>", "how long blocks are kept for a decode worker")
-        .argParser(duration)
-        .default(30_000, "30s"),
-    );
+    .addOption(timeOption("--lease <time>", "how long blocks are kept for a decode worker", "30s"));
   addGroupsOptions(command)
     .option("--blocks <n>", "blocks of the cache", count, 256)
     .option(
@@ -52,7 +49,6 @@ export function addPrefill(program: Command): void {
     .action(serve);
 }
 
-/** Serves until SIGTERM or SIGINT. */
 async function serve(options: Options): Promise<void> {
   const recording = await openRecording(options.from);
   const { manifest } = recording;

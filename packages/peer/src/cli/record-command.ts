@@ -1,26 +1,26 @@
 import { nixlTransport } from "@kv/nixl";
-import { count, listOf, number, port, print, printJson } from "@kv/program";
+import { count, listOf, number, print, printJson } from "@kv/program";
 import { type Command, Option } from "commander";
 import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
-  handshakeKeyOption,
+  addGroupsOptions,
+  addReachOptions,
+  type GroupsOptions,
+  givenGroups,
   openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+  type ReachOptions,
+} from "./options.js";
 
-interface RecordFlags extends SideChannelOptions, GroupsOptions {
+interface RecordFlags extends ReachOptions, GroupsOptions {
   prefill: string;
   decode?: string;
   to: string;
   promptTokens: number[];
   outputTokens: number;
-  sideChannelHost: string;
-  sideChannelPort: number;
 }
 
 export function addRecord(program: Command): void {
@@ -41,15 +41,7 @@ export function addRecord(program: Command): void {
       [100],
     )
     .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16);
-  addGroupsOptions(command)
-    .option(
-      "--side-channel-host <host>",
-      "host at which a server that pushes reaches this one",
-      "127.0.0.1",
-    )
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
-    .addOption(handshakeKeyOption())
-    .action(runRecord);
+  addReachOptions(addGroupsOptions(command)).action(runRecord);
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {

@@ -1,16 +1,17 @@
 import { KvError } from "@kv/interface";
-import { count, duration, printDoctorReport } from "@kv/program";
-import { type Command, Option } from "commander";
+import { count, printDoctorReport } from "@kv/program";
+import type { Command } from "commander";
+import { verifyText } from "../checks/report.js";
 import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { laneEvidence } from "../verify/lane-evidence.js";
 import { verify } from "../verify/verify.js";
-import { verifyText } from "../verify/verify-report.js";
 import {
   handshakeKeyOption,
   openSideChannel,
   type SideChannelOptions,
-} from "./side-channel-option.js";
+  timeOption,
+} from "./options.js";
 
 interface Options extends SideChannelOptions {
   prefill: string[];
@@ -54,9 +55,7 @@ export function addVerify(program: Command): void {
     )
     .option("--output-tokens <n>", "tokens of each answer", count, 8)
     .addOption(
-      new Option("--free-within <time>", "how long the servers may take to free the blocks")
-        .argParser(duration)
-        .default(10_000, "10s"),
+      timeOption("--free-within <time>", "how long the servers may take to free the blocks", "10s"),
     )
     .optionsGroup("The lane:")
     .option("--prefill-log <file>", "log of the prefill server, started with UCX_PROTO_INFO=y")

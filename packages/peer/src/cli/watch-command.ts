@@ -2,17 +2,9 @@ import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import {
-  count,
-  duration,
-  httpUrl,
-  number,
-  onInterrupt,
-  port,
-  print,
-  printError,
-} from "@kv/program";
+import { count, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
 import { type Command, Option } from "commander";
+import type { Check } from "../checks/report.js";
 import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
 import { EngineServer } from "../http/engine-server.js";
@@ -21,16 +13,19 @@ import type { GivenGroups } from "../protocol/cache-groups.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
-import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
+import { findingJson, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import {
-  handshakeKeyOption,
+  addGroupsOptions,
+  addReachOptions,
+  type GroupsOptions,
+  givenGroups,
   openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+  type ReachOptions,
+  timeOption,
+} from "./options.js";
 
-interface WatchFlags extends SideChannelOptions, GroupsOptions {
+interface WatchFlags extends ReachOptions, GroupsOptions {
   pair: string[];
   against?: string;
   interval: number;
@@ -39,8 +34,6 @@ interface WatchFlags extends SideChannelOptions, GroupsOptions {
   outputTokens: number;
   type?: keyof typeof TOLERANCES;
   tolerance?: number;
-  sideChannelHost: string;
-  sideChannelPort: number;
   metricsHost: string;
   metricsPort?: number;
   webhook?: string;
@@ -77,11 +70,7 @@ export function addWatch(program: Command): void {
       "--against <folder>",
       "a recording of the same version whose first prompt is the canary (default: the first prefill server that answers is the reference)",
     )
-    .addOption(
-      new Option("--interval <time>", "time between two rounds")
-        .argParser(duration)
-        .default(60_000, "60s"),
-    )
+    .addOption(timeOption("--interval <time>", "time between two rounds", "60s"))
     .option(
       "--once",
       "one round; exit code 1 when it finds something, 2 when a server does not answer",
@@ -104,14 +93,7 @@ export function addWatch(program: Command): void {
       "largest difference of two values that counts as equal (default: by --type)",
       number,
     );
-  addGroupsOptions(command)
-    .option(
-      "--side-channel-host <host>",
-      "host at which a server that pushes reaches this one",
-      "127.0.0.1",
-    )
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
-    .addOption(handshakeKeyOption())
+  addReachOptions(addGroupsOptions(command))
     .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
     .option(
       "--metrics-port <port>",
@@ -179,7 +161,6 @@ function readPair(text: string): WatchedPair {
   };
 }
 
-/** The canary prompt, and what it must give where a recording says so. */
 async function readReference(flags: WatchFlags): Promise<{
   readonly prompt: readonly number[];
   readonly reference: CanaryReference | undefined;
@@ -216,7 +197,7 @@ function comparison({ type, tolerance: given }: WatchFlags): DiffOptions {
 function report(round: WatchRound, { json }: WatchFlags): void {
   const { number, findings, cost } = round;
   if (json === true) {
-    print(`${JSON.stringify({ round: number, findings: findings.map(described), cost })}\n`);
+    print(`${JSON.stringify({ round: number, findings: findings.map(findingJson), cost })}\n`);
     return;
   }
   for (const finding of findings) print(`${findingLine(finding)}\n`);
@@ -227,15 +208,13 @@ function report(round: WatchRound, { json }: WatchFlags): void {
   );
 }
 
-const described = (finding: Finding) => ({ ...finding, ...FINDING_KINDS[finding.kind] });
-
 /** A webhook that does not take a finding is reported on stderr; the finding was printed. */
-async function post(url: string | undefined, finding: Finding): Promise<void> {
+async function post(url: string | undefined, finding: Check): Promise<void> {
   if (url === undefined) return;
   try {
     const { status } = await sendRequest(url, {
       method: "POST",
-      body: described(finding),
+      body: findingJson(finding),
       timeoutMs: WEBHOOK_TIMEOUT_MS,
     });
     if (status >= 300) printError(`kv-peer: the webhook ${url} answered ${status}\n`);

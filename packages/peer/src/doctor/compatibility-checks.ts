@@ -10,20 +10,18 @@ import {
   modelForms,
   speculativeForms,
 } from "@kv/protocol";
-import type { Check, Role } from "./pair-report.js";
+import { type Check, check, type Role } from "../checks/report.js";
 import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./wire-version.js";
 
 export interface CompatibilityOptions {
-  /** Factors that the user gave, by vLLM's names. */
   readonly knownFactors: Readonly<Record<string, unknown>>;
   readonly tpOf: (server: ServerFacts) => number;
 }
 
-export interface CompatibilityFindings {
+export interface Compatibility {
   readonly checks: readonly Check[];
-  /** The factors of each server's hash; undefined where they were not found. */
-  readonly factors: { readonly prefill: Factors; readonly decode: Factors };
+  readonly factors: Readonly<Record<Role, Factors>>;
 }
 
 /**
@@ -34,36 +32,35 @@ export function compatibilityChecks(
   prefill: ServerFacts,
   decode: ServerFacts | undefined,
   options: CompatibilityOptions,
-): CompatibilityFindings {
+): Compatibility {
   const checks: Check[] = [];
-  const prefillFactors = factorsOf(prefill, options);
-  if (prefill.payload !== undefined) checks.push(factorCheck(prefill, prefillFactors));
-  if (decode === undefined)
-    return { checks, factors: { prefill: prefillFactors?.factors, decode: undefined } };
-  const decodeFactors = factorsOf(decode, options);
-  if (decode.payload !== undefined) checks.push(factorCheck(decode, decodeFactors));
-  if (prefill.payload !== undefined && decode.payload !== undefined) {
-    const hashes = {
-      prefill: prefill.payload.compatibilityHash,
-      decode: decode.payload.compatibilityHash,
-    };
+  const factorsOf = (server: ServerFacts | undefined): Factors => {
+    if (server?.payload === undefined) return undefined;
+    const found = findFactors(server, options);
+    checks.push(factorCheck(server.role, server.payload.compatibilityHash, found));
+    return found?.factors;
+  };
+  const factors = { prefill: factorsOf(prefill), decode: factorsOf(decode) };
+  const hashes = {
+    prefill: prefill.payload?.compatibilityHash,
+    decode: decode?.payload?.compatibilityHash,
+  };
+  if (decode !== undefined && hashes.prefill !== undefined && hashes.decode !== undefined)
     checks.push(
-      pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors, {
+      pairCheck({ prefill: hashes.prefill, decode: hashes.decode }, factors, {
         prefill: candidatesOf(prefill, options),
         decode: candidatesOf(decode, options),
       }),
     );
-  }
-  return { checks, factors: { prefill: prefillFactors?.factors, decode: decodeFactors?.factors } };
+  return { checks, factors };
 }
 
-/** What is known of a server beside its hash: values to try for its factors. */
 function candidatesOf(
   server: ServerFacts,
   { knownFactors }: CompatibilityOptions,
 ): FactorCandidates {
   const { speculative_config, ...others } = knownFactors;
-  const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
+  const models = modelNames(server);
   const known = Object.entries(others).map(([name, value]) => [name, [value].flat()] as const);
   const given = isRecord(speculative_config)
     ? speculativeForms(speculative_config, String(others["cache_dtype"] ?? "auto"))
@@ -81,29 +78,22 @@ function candidatesOf(
 const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/**
- * `announced`: the server sent its factors (an engine of this project). `search`: they were found
- * by trying.
- */
-type Found = HashSearch & { readonly source: "announced" | "search" };
+/** `announced`: the server sent its factors, as an engine of this project does. */
+type Found = HashSearch & { readonly isAnnounced?: true };
 
-function factorsOf(
+function findFactors(
   server: ServerFacts,
   { knownFactors, tpOf }: CompatibilityOptions,
 ): Found | undefined {
   const { payload, metadata, metadataFields = [] } = server;
   if (payload === undefined) return undefined;
   const announced = payload.extension?.factors;
-  if (typeof announced === "object" && announced !== null && !Array.isArray(announced)) {
-    const factors = announced as Readonly<Record<string, unknown>>;
-    if (compatibilityHash(factors) === payload.compatibilityHash)
-      return { factors, tried: 0, source: "announced" };
-  }
+  if (isRecord(announced) && compatibilityHash(announced) === payload.compatibilityHash)
+    return { factors: announced, tried: 0, isAnnounced: true };
   if (metadata === undefined) return undefined;
-  const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
-  const search = findHashFactors(payload.compatibilityHash, {
+  return findHashFactors(payload.compatibilityHash, {
     vllmVersion: server.vllmVersion,
-    models,
+    models: modelNames(server),
     metadata,
     versions: versionsWithFields(metadataFields),
     tpSize: tpOf(server),
@@ -111,64 +101,50 @@ function factorsOf(
     transferMode: server.remotePrefill?.transferMode,
     knownFactors,
   });
-  return { ...search, source: "search" };
 }
 
-function factorCheck({ role, payload }: ServerFacts, found: Found | undefined): Check {
-  const hash = payload?.compatibilityHash ?? "";
-  const about = {
-    id: `compatibility.${role}`,
-    area: "compatibility" as const,
-    title: `hash of ${role}`,
-  };
-  if (found?.factors === undefined) {
-    return {
-      ...about,
-      status: "note",
-      found: `${hash.slice(0, 16)}…: its factors are unknown; none of ${found?.tried ?? 0} combinations has this hash`,
+const modelNames = ({ model }: ServerFacts) =>
+  [model?.root, model?.id].filter((name) => name !== undefined);
+
+function factorCheck(role: Role, hash: string, found: Found | undefined): Check {
+  const of = (status: "ok" | "note", text: string, more: Pick<Check, "fix" | "details">) =>
+    check(`compatibility.${role}`, `hash of ${role}`, status, `${hash.slice(0, 16)}…${text}`, more);
+  const { factors, tried = 0, isAnnounced } = found ?? {};
+  if (factors === undefined)
+    return of("note", `: its factors are unknown; none of ${tried} combinations has this hash`, {
       fix: "give what you know of the server: --model, --dtype, --kv-heads, --head-size, --layers, --kv-cache-dtype, --attention-backend, --speculative-config",
       details: { hash },
-    };
-  }
-  const values = Object.entries(found.factors)
+    });
+  const values = Object.entries(factors)
     .sort(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, value]) => `${name} ${JSON.stringify(value)}`);
-  const source = found.source === "announced" ? "" : ` (found after ${found.tried} combinations)`;
-  return {
-    ...about,
-    status: "ok",
-    found: `${hash.slice(0, 16)}… is the hash of ${values.join(", ")}${source}`,
-    details: { hash, factors: found.factors, tried: found.tried },
-  };
+  const source = isAnnounced ? "" : ` (found after ${tried} combinations)`;
+  return of("ok", ` is the hash of ${values.join(", ")}${source}`, {
+    details: { hash, factors, tried },
+  });
 }
 
 function pairCheck(
-  hashes: { readonly prefill: string; readonly decode: string },
-  prefill: Factors,
-  decode: Factors,
+  hashes: Readonly<Record<Role, string>>,
+  factors: Readonly<Record<Role, Factors>>,
   candidates: Readonly<Record<Role, FactorCandidates>>,
 ): Check {
-  const about = {
-    id: "compatibility.pair",
-    area: "compatibility" as const,
-    title: "the two hashes",
-  };
-  if (hashes.prefill === hashes.decode) return { ...about, status: "ok", found: "equal" };
-  const { differences, text } = explainDifference(hashes, prefill, decode, candidates);
-  return {
-    ...about,
-    status: "fail",
-    found: `they differ, and the decode server refuses the handshake: ${text}`,
-    fix: fixOf(differences),
-    details: { ...hashes, differences },
-  };
+  const title = "the two hashes";
+  if (hashes.prefill === hashes.decode) return check("compatibility.pair", title, "ok", "equal");
+  const { differences, text } = explainDifference(hashes, factors, candidates);
+  return check(
+    "compatibility.pair",
+    title,
+    "fail",
+    `they differ, and the decode server refuses the handshake: ${text}`,
+    { fix: fixOf(differences), details: { ...hashes, differences } },
+  );
 }
 
 /** In the differences, `ours` is the decode server's value and `theirs` the prefill server's. */
 function explainDifference(
-  hashes: { readonly prefill: string; readonly decode: string },
-  prefill: Factors,
-  decode: Factors,
+  hashes: Readonly<Record<Role, string>>,
+  { prefill, decode }: Readonly<Record<Role, Factors>>,
   candidates: Readonly<Record<Role, FactorCandidates>>,
 ): { readonly differences: readonly FactorDifference[]; readonly text: string } {
   if (prefill !== undefined && decode !== undefined) {
@@ -179,17 +155,13 @@ function explainDifference(
   if (decode !== undefined)
     return explainCompatibility(decode, { hash: hashes.prefill }, candidates.prefill);
   if (prefill !== undefined) {
-    const { differences, text } = explainCompatibility(
-      prefill,
-      { hash: hashes.decode },
-      candidates.decode,
-    );
-    const swapped = differences.map(({ factor, ours, theirs }) => ({
+    const found = explainCompatibility(prefill, { hash: hashes.decode }, candidates.decode);
+    const differences = found.differences.map(({ factor, ours: theirs, theirs: ours }) => ({
       factor,
-      ours: theirs,
-      theirs: ours,
+      ours,
+      theirs,
     }));
-    return { differences: swapped, text: swapped.length === 0 ? text : list(swapped) };
+    return { differences, text: differences.length === 0 ? found.text : list(differences) };
   }
   return {
     differences: [],

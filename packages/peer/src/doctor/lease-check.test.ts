@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
 import { leaseChecks } from "./lease-check.js";
 
-const look = (p99Seconds: number, leaseMs?: number) =>
-  leaseChecks(
-    { remotePrefill: undefined },
-    { queueTime: { requests: 200, p99Seconds } },
+const look = (p99Seconds: number, leaseMs = 30_000) =>
+  leaseChecks({
+    prefill: { role: "prefill" },
+    decode: { role: "decode", queueTime: { requests: 200, p99Seconds } },
     leaseMs,
-  )[0];
+  })[0];
 
 test("a lease of twice the queue time is enough, and a shorter one is not", () => {
   expect(look(15)).toMatchObject({
@@ -32,5 +32,7 @@ test("queue times beyond the largest bucket have no number", () => {
 });
 
 test("a server without measured requests gives no advice", () => {
-  expect(leaseChecks({ remotePrefill: undefined }, { queueTime: undefined })).toEqual([]);
+  expect(
+    leaseChecks({ prefill: { role: "prefill" }, decode: { role: "decode" }, leaseMs: 30_000 }),
+  ).toEqual([]);
 });

@@ -1,27 +1,22 @@
 import type { SideChannel } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
+import { judge } from "../checks/list.js";
+import type { Check, Report, Role } from "../checks/report.js";
 import { EngineServer } from "../http/engine-server.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
-import {
-  HANDSHAKE_TIMEOUT_MS,
-  readRankMetadata,
-  type SideChannelAddress,
-} from "../protocol/handshake.js";
+import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 import { compatibilityChecks } from "./compatibility-checks.js";
-import { checkHttp, NO_HTTP_FACTS } from "./http-checks.js";
-import { leaseChecks } from "./lease-check.js";
+import { readHttp } from "./http-checks.js";
+import { DEFAULT_LEASE_MS } from "./lease-check.js";
 import { type MemoryCheckOptions, memoryChecks } from "./memory/memory-checks.js";
-import type { Check, PairReport, Role } from "./pair-report.js";
-import { planChecks } from "./plan-checks.js";
+import type { PlanOptions } from "./plan-checks.js";
 import type { HttpFacts, ServerFacts } from "./server-facts.js";
-import { checkSideChannel } from "./side-channel-checks.js";
+import { readSideChannel } from "./side-channel-checks.js";
 import { isLoopback, type Target } from "./target.js";
-import { clockChecks, versionChecks } from "./version-checks.js";
 
 /** Options of `pairDoctor`. */
 export interface PairDoctorOptions {
-  /** The prefill server. */
   readonly prefill: Target;
   /** The decode server. @default only the prefill server is checked */
   readonly decode?: Target | undefined;
@@ -68,76 +63,62 @@ const DEFAULT_PORT = 5600;
  * Checks everything that a KV transfer between two servers depends on. Problems of the servers are
  * part of the report and are not thrown.
  */
-export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport> {
-  const checks: Check[] = [];
-  const prefill = await examineServer("prefill", options.prefill, options.decode, options, checks);
+export async function pairDoctor(options: PairDoctorOptions): Promise<Report> {
+  const prefill = await readServer("prefill", options.prefill, options.decode, options);
   const decode =
-    options.decode === undefined
-      ? undefined
-      : await examineServer("decode", options.decode, options.prefill, options, checks);
+    options.decode && (await readServer("decode", options.decode, options.prefill, options));
 
-  const givenTp = ({ role }: ServerFacts) =>
-    role === "prefill" ? options.prefillTp : options.decodeTp;
-  const tpOf = (server: ServerFacts) => givenTp(server) ?? server.remotePrefill?.tpSize ?? 1;
-  const isTpKnown = (server: ServerFacts) =>
-    givenTp(server) !== undefined || server.remotePrefill !== undefined;
-
+  const givenTp = { prefill: options.prefillTp, decode: options.decodeTp };
+  const announcedTp = ({ role, remotePrefill }: ServerFacts) =>
+    givenTp[role] ?? remotePrefill?.tpSize;
+  const tpOf = (server: ServerFacts) => announcedTp(server) ?? 1;
   const knownFactors = options.factors ?? {};
   const compatibility = compatibilityChecks(prefill, decode, { knownFactors, tpOf });
-  checks.push(...versionChecks(prefill, decode, compatibility.factors), ...compatibility.checks);
-  if (decode !== undefined) {
-    const factors = compatibility.factors.prefill ?? compatibility.factors.decode ?? knownFactors;
-    const heads = factors.num_kv_heads ?? knownFactors.num_kv_heads;
-    const announced = prefill.cacheSettings?.cache_dtype ?? decode.cacheSettings?.cache_dtype;
-    const cacheDtype = factors.cache_dtype ?? knownFactors.cache_dtype ?? announced;
-    checks.push(
-      ...planChecks(prefill, decode, {
-        prefillTp: tpOf(prefill),
-        decodeTp: tpOf(decode),
-        tpIsAssumed: !isTpKnown(prefill) || !isTpKnown(decode),
-        numKvHeads: typeof heads === "number" ? heads : undefined,
-        cacheDtype: typeof cacheDtype === "string" ? cacheDtype : undefined,
-        groups: options.groups,
-      }),
-    );
-  }
-  const servers = decode === undefined ? [prefill] : [prefill, decode];
-  checks.push(...clockChecks(servers));
-  if (decode !== undefined) checks.push(...leaseChecks(prefill, decode, options.leaseMs));
-  if (options.bytes !== undefined) {
-    for (const server of servers)
-      checks.push(
+  const facts = { prefill, decode, compatibility, leaseMs: options.leaseMs ?? DEFAULT_LEASE_MS };
+  const memory: Check[] = [];
+  if (options.bytes !== undefined)
+    for (const server of decode === undefined ? [prefill] : [prefill, decode])
+      memory.push(
         ...(await memoryChecks(server, await readAllRanks(server, options), options.bytes)),
       );
-  }
-  return reportOfChecks(checks);
+  if (decode === undefined) return reportOfChecks(judge({ ...facts, memory }));
+
+  const { factors } = compatibility;
+  const found = factors.prefill ?? factors.decode ?? knownFactors;
+  const numKvHeads = found.num_kv_heads ?? knownFactors.num_kv_heads;
+  const announced = prefill.cacheSettings?.cache_dtype ?? decode.cacheSettings?.cache_dtype;
+  const cacheDtype = found.cache_dtype ?? knownFactors.cache_dtype ?? announced;
+  const plan: PlanOptions = {
+    prefillTp: tpOf(prefill),
+    decodeTp: tpOf(decode),
+    tpIsAssumed: [prefill, decode].some((server) => announcedTp(server) === undefined),
+    numKvHeads: typeof numKvHeads === "number" ? numKvHeads : undefined,
+    cacheDtype: typeof cacheDtype === "string" ? cacheDtype : undefined,
+    groups: options.groups,
+  };
+  return reportOfChecks(judge({ ...facts, memory, plan }));
 }
 
-async function examineServer(
+async function readServer(
   role: Role,
   target: Target,
   peer: Target | undefined,
-  options: PairDoctorOptions,
-  checks: Check[],
+  { sideChannel, sideChannels, ask = true, timeoutMs, httpTimeoutMs }: PairDoctorOptions,
 ): Promise<ServerFacts> {
-  let httpFacts = NO_HTTP_FACTS;
-  if (target.kind === "server") {
-    const server = new EngineServer(target.url, { timeoutMs: options.httpTimeoutMs });
-    const http = await checkHttp(role, server, options.ask ?? true);
-    httpFacts = http.facts;
-    checks.push(...http.checks);
-  }
-  const sideChannel = await checkSideChannel({
+  const http =
+    target.kind === "server"
+      ? await readHttp(role, new EngineServer(target.url, { timeoutMs: httpTimeoutMs }), ask)
+      : { reading: [] };
+  const { reading, ...facts } = await readSideChannel({
     role,
-    sideChannel: options.sideChannel,
-    timeoutMs: options.timeoutMs ?? HANDSHAKE_TIMEOUT_MS,
-    address: chooseAddress(target, httpFacts, options.sideChannels?.[role]),
+    sideChannel,
+    timeoutMs,
+    address: chooseAddress(target, http, sideChannels?.[role]),
     serverHost: target.kind === "server" ? target.host : undefined,
     peerIsElsewhere: peer !== undefined && !isLoopback(peer.host) && isLoopback(target.host),
-    expectedEngineId: httpFacts.remotePrefill?.remoteEngineId,
+    expectedEngineId: http.remotePrefill?.remoteEngineId,
   });
-  checks.push(...sideChannel.checks);
-  return { role, ...httpFacts, ...sideChannel.facts };
+  return { role, ...http, ...facts, reading: [...http.reading, ...reading] };
 }
 
 /**

@@ -1,7 +1,7 @@
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { METADATA } from "../../test/sample-recording.js";
-import type { Role } from "./pair-report.js";
+import type { Role } from "../checks/report.js";
 import { planChecks } from "./plan-checks.js";
 import type { ServerFacts } from "./server-facts.js";
 
@@ -12,16 +12,7 @@ const server = (
 ): ServerFacts => ({
   role,
   vllmVersion: "0.33.0",
-  model: undefined,
-  cacheSettings: undefined,
-  queueTime: undefined,
-  wallClockMs: undefined,
-  remotePrefill: undefined,
-  address: undefined,
-  payload: undefined,
   metadata: { ...METADATA, engineId: role, ...changes },
-  metadataFields: undefined,
-  clockSamples: [],
   ...more,
 });
 const lengths = (factor: number) => METADATA.blockLengthsBytes.map((length) => length * factor);
@@ -30,8 +21,8 @@ const sized = (factor: number) => ({
   blockStridesBytes: lengths(factor),
 });
 const options = { prefillTp: 1, decodeTp: 1, tpIsAssumed: false, numKvHeads: 4 };
-const plan = (p: ServerFacts, d: ServerFacts, more = {}) =>
-  planChecks(p, d, { ...options, ...more });
+const plan = (prefill: ServerFacts, decode: ServerFacts, more = {}) =>
+  planChecks({ prefill, decode, plan: { ...options, ...more } });
 
 test("TP 1 to 2: each decode rank reads half of the heads, and prefill waits for both", () => {
   const [check] = plan(server("prefill"), server("decode", sized(0.5)), { decodeTp: 2 });

@@ -9,10 +9,10 @@ import {
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { postingLines, postingOf } from "@kv/kv-plan";
 import type { EngineTransferPlan } from "@kv/plan";
+import type { AllFacts } from "../checks/list.js";
+import { type Check, check } from "../checks/report.js";
 import { ranksLike } from "../live-plan/live-pair.js";
 import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
-import type { Check } from "./pair-report.js";
-import type { ServerFacts } from "./server-facts.js";
 
 export interface PlanOptions {
   readonly prefillTp: number;
@@ -20,9 +20,7 @@ export interface PlanOptions {
   /** A TP size was neither announced nor given by the user. */
   readonly tpIsAssumed: boolean;
   readonly numKvHeads: number | undefined;
-  /** Type of the cache, by vLLM's name; undefined where no server says it. */
   readonly cacheDtype?: string | undefined;
-  /** The kind of each KV cache group, where the user has given them. */
   readonly groups?: GivenGroups | undefined;
 }
 
@@ -30,27 +28,24 @@ export interface PlanOptions {
  * Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers,
  * and reports why a plan is refused.
  */
-export function planChecks(
-  prefill: ServerFacts,
-  decode: ServerFacts,
-  options: PlanOptions,
-): Check[] {
+export function planChecks({
+  prefill,
+  decode,
+  plan: options,
+}: Pick<AllFacts, "prefill" | "decode" | "plan">): Check[] {
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
   const { prefillTp, decodeTp, cacheDtype } = options;
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const numGroups = prefill.remotePrefill?.remoteBlockIds.length ?? assumedGroups(remote).length;
-  const about = {
-    id: "plan.built",
-    area: "plan" as const,
-    title: `TP ${prefillTp} to TP ${decodeTp}`,
-  };
-  const sizes = { prefillTp, decodeTp, numKvHeads };
+  const title = `TP ${prefillTp} to TP ${decodeTp}`;
   const planned = (groups: readonly KvCacheKind[]): PairToPlan => ({
     prefill: remote,
     decode: local,
-    ...sizes,
+    prefillTp,
+    decodeTp,
+    numKvHeads,
     groups,
     cacheDtype,
   });
@@ -59,16 +54,15 @@ export function planChecks(
   let groups = assumedGroups(remote, numGroups);
   try {
     groups = groupKinds(remote, numGroups, options.groups);
-    checks.push({ ...about, ...tryPlan(planned(groups), options) });
+    checks.push(tryPlan(title, planned(groups), options));
   } catch (thrown) {
     const { message, hint = "", code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
-    checks.push({
-      ...about,
-      status: "note",
-      found: `no plan was tried: ${message}`,
-      fix: hint,
-      details: { code },
-    });
+    checks.push(
+      check("plan.built", title, "note", `no plan was tried: ${message}`, {
+        fix: hint,
+        details: { code },
+      }),
+    );
   }
   const limit = vllmLimit(planned(groups), {
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
@@ -77,25 +71,16 @@ export function planChecks(
     prefillIsVllm: prefill.vllmVersion !== undefined,
     decodeVersion: decode.vllmVersion,
   });
-  if (limit !== undefined) {
-    const { text, fix } = limit;
-    checks.push({
-      id: "plan.vllm",
-      area: "plan",
-      title: "vLLM's own limits",
-      status: "fail",
-      found: text,
-      fix,
-    });
-  }
+  if (limit !== undefined)
+    checks.push(check("plan.vllm", "vLLM's own limits", "fail", limit.text, { fix: limit.fix }));
   return checks;
 }
 
-/** What a plan of the pair is like, or why it is refused. */
 function tryPlan(
+  title: string,
   pair: PairToPlan,
   { tpIsAssumed, numKvHeads, cacheDtype }: PlanOptions,
-): Pick<Check, "status" | "found" | "fix" | "details"> {
+): Check {
   const { prefill, prefillTp, decodeTp } = pair;
   const splitsHeads = prefillTp !== decodeTp && !hasMla(prefill);
   const assumed: string[] = [];
@@ -108,16 +93,15 @@ function tryPlan(
   const tail = assumed.length === 0 ? "" : `\nassumed: ${assumed.join(", ")}`;
   try {
     const found = [describe(planRanks(pair)), ...postings(pair)].join("\n");
-    return { status: "ok", found: found + tail };
+    return check("plan.built", title, "ok", found + tail);
   } catch (refused) {
-    return refusal(refused, () => planRanks(pair, CONVERSIONS), tail);
+    return refusal(title, KvError.from(refused, "KV_PLAN_INVALID", "no plan"), pair, tail);
   }
 }
 
 /** Tokens of the request whose descriptors are counted, as in kv-plan. */
 const SAMPLE_TOKENS = 2048;
 
-/** What posting the descriptors of a request costs, or why it is not counted. */
 function postings({
   prefill,
   decode,
@@ -170,17 +154,17 @@ function describe(plans: readonly EngineTransferPlan[]): string {
   );
 }
 
-function refusal(refused: unknown, converted: () => EngineTransferPlan[], tail: string) {
-  const error = KvError.from(refused, "KV_PLAN_INVALID", "no plan");
-  const details = { code: error.code, ...error.details };
+function refusal(title: string, error: KvError, pair: PairToPlan, tail: string): Check {
+  const { code, message, hint } = error;
+  const details = { code, ...error.details };
   try {
-    const [plan] = converted();
-    const found = `works only with a conversion at decode (${plan?.conversions.join(", ")}): ${error.message}${tail}`;
+    const [plan] = planRanks(pair, CONVERSIONS);
+    const found = `works only with a conversion at decode (${plan?.conversions.join(", ")}): ${message}${tail}`;
     const fix =
       "vLLM's CPU worker repacks heads by itself; for other layouts set enable_permute_local_kv at decode, or use one backend and layout on both";
-    return { status: "warn" as const, found, fix, details };
+    return check("plan.built", title, "warn", found, { fix, details });
   } catch {
-    const fix = error.hint ?? "use equal block sizes, layouts and attention backends";
-    return { status: "fail" as const, found: `refused: ${error.message}${tail}`, fix, details };
+    const fix = hint ?? "use equal block sizes, layouts and attention backends";
+    return check("plan.built", title, "fail", `refused: ${message}${tail}`, { fix, details });
   }
 }

@@ -2,7 +2,7 @@ import { KvError, type SideChannel } from "@kv/interface";
 import { encodeMsgpack } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { METADATA, REPLY } from "../../test/sample-recording.js";
-import { checkSideChannel, type SideChannelCheckOptions } from "./side-channel-checks.js";
+import { readSideChannel, type SideChannelReading } from "./side-channel-checks.js";
 
 /** Answers at one host with these frames; every other host is unreachable. */
 function answering(
@@ -23,8 +23,8 @@ function answering(
   };
 }
 
-const look = (sideChannel: SideChannel, more: Partial<SideChannelCheckOptions> = {}) =>
-  checkSideChannel({
+const look = (sideChannel: SideChannel, more: Partial<SideChannelReading> = {}) =>
+  readSideChannel({
     role: "prefill",
     sideChannel,
     timeoutMs: 100,
@@ -33,9 +33,9 @@ const look = (sideChannel: SideChannel, more: Partial<SideChannelCheckOptions> =
     peerIsElsewhere: false,
     expectedEngineId: METADATA.engineId,
     ...more,
-  }).then(({ facts, checks }) => ({
+  }).then((facts) => ({
     facts,
-    by: Object.fromEntries(checks.map((check) => [check.id.slice(8), check])),
+    by: Object.fromEntries(facts.reading.map((check) => [check.id.slice(8), check])),
   }));
 
 test("a correct server passes all checks, and only rank (0, 0) is asked", async () => {

@@ -22,7 +22,11 @@ export type Target =
       readonly port: number;
     };
 
-/** Reads "http://host:port" or "host:port". Errors: `KV_CONFIG_INVALID` for any other text. */
+/**
+ * Reads "http://host:port" or "host:port".
+ *
+ * @throws `KV_CONFIG_INVALID` for any other text.
+ */
 export function readTarget(text: string): Target {
   const trimmed = text.trim();
   if (/^https?:\/\//i.test(trimmed)) {
@@ -38,12 +42,10 @@ export function readTarget(text: string): Target {
   return { kind: "side-channel", host: withoutBrackets(host), port: Number(port) };
 }
 
-/** True for an address that only the host itself can reach. */
 export function isLoopback(host: string): boolean {
   return /^(localhost|127\.\d+\.\d+\.\d+|::1)$/i.test(host);
 }
 
-/** True for an address of this host. */
 export function isThisHost(host: string): boolean {
   const addresses = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
   return isLoopback(host) || addresses.some(({ address }) => address === host);
@@ -65,7 +67,9 @@ function invalid(text: string): KvError {
 }
 
 /**
- * The base URL of an HTTP server. Errors: `KV_CONFIG_INVALID` for a side channel or any other text.
+ * The base URL of an HTTP server.
+ *
+ * @throws `KV_CONFIG_INVALID` for a side channel or any other text.
  */
 export function serverUrl(text: string): string {
   const target = readTarget(text);

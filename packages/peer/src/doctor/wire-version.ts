@@ -7,10 +7,9 @@ import {
   type VllmWire,
   vllmWire,
 } from "@kv/protocol";
-import type { Check } from "./pair-report.js";
+import { type Check, check } from "../checks/report.js";
 import type { ServerFacts } from "./server-facts.js";
 
-/** What is known of a server's version. */
 export interface ServerVersion {
   /** As the server says it, or as its hash has it. */
   readonly vllm: string | undefined;
@@ -57,7 +56,6 @@ export function serverVersion(
 const TESTED = VLLM_VERSIONS.filter(({ support }) => support === "transfers").map(
   ({ version }) => version,
 );
-const UPGRADE = `upgrade it to vLLM ${NEWEST_VLLM_VERSION.version}`;
 
 /** Whether this program knows the version of one server. No check when nothing of it is known. */
 export function serverVersionCheck(
@@ -66,58 +64,54 @@ export function serverVersionCheck(
 ): Check[] {
   const { vllm, described, unknownFields } = version;
   if (vllm === undefined && metadataFields === undefined) return [];
-  const about = { id: `versions.${role}`, area: "versions" as const, title: `wire of ${role}` };
-  const unknown =
-    unknownFields.length === 0
-      ? ""
-      : `; its metadata has unknown fields: ${unknownFields.slice(0, 20).join(", ")}; the others are read by name`;
+  const of = (status: "ok" | "warn", found: string, fix?: string, details?: Check["details"]) => [
+    check(`versions.${role}`, `wire of ${role}`, status, found, { fix, details }),
+  ];
   const newest = described.at(-1);
-  if (newest === undefined || unknown !== "") {
-    const name = vllm ?? "its vLLM";
-    const found =
+  const name = vllm ?? "its vLLM";
+  if (newest === undefined || unknownFields.length > 0) {
+    const known =
       newest === undefined ? `${name} is not among the described versions` : textOf(version);
+    const unknown =
+      unknownFields.length === 0
+        ? ""
+        : `; its metadata has unknown fields: ${unknownFields.slice(0, 20).join(", ")}; the others are read by name`;
     const fix = `upgrade @kv/peer; kv-peer wire on the wheel of ${name} lists what it changed`;
-    return [
-      { ...about, status: "warn", found: `${found}${unknown}`, fix, details: { unknownFields } },
-    ];
+    return of("warn", `${known}${unknown}`, fix, { unknownFields });
   }
-  if (described.some(({ support }) => support === "transfers"))
-    return [{ ...about, status: "ok", found: textOf(version) }];
-  const found = `${textOf(version)}: its handshake is read; transfers with this project are tested with ${TESTED.join(", ")}`;
-  return [{ ...about, status: "warn", found, fix: UPGRADE }];
+  if (described.some(({ support }) => support === "transfers")) return of("ok", textOf(version));
+  return of(
+    "warn",
+    `${textOf(version)}: its handshake is read; transfers with this project are tested with ${TESTED.join(", ")}`,
+    `upgrade it to vLLM ${NEWEST_VLLM_VERSION.version}`,
+  );
 }
 
 /** Whether the two servers accept each other's version, and which of them has to be upgraded. */
 export function pairVersionCheck(prefill: ServerVersion, decode: ServerVersion): Check[] {
-  const about = { id: "versions.vllm", area: "versions" as const, title: "vLLM" };
+  const of = (status: "ok" | "fail", found: string, fix?: string) => [
+    check("versions.vllm", "vLLM", status, found, { fix }),
+  ];
   if (prefill.vllm !== undefined && prefill.vllm === decode.vllm)
-    return [{ ...about, status: "ok", found: `${prefill.vllm} on both` }];
+    return of("ok", `${prefill.vllm} on both`);
   const isKnown = prefill.vllm !== undefined && decode.vllm !== undefined;
   const [p, d] = [prefill.described.at(-1), decode.described.at(-1)];
   // Two sets of possible releases with a common one may be the same version.
-  if (
-    !isKnown &&
-    (p === undefined ||
-      d === undefined ||
-      prefill.described.some((each) => decode.described.includes(each)))
-  )
-    return [];
+  const mayBeEqual = prefill.described.some((each) => decode.described.includes(each));
+  if (!isKnown && (p === undefined || d === undefined || mayBeEqual)) return [];
   const name = (version: ServerVersion) => version.vllm ?? textOf(version);
   const found = `${name(prefill)} at prefill and ${name(decode)} at decode: the compatibility hash contains the version, so the handshake is refused`;
   if (p === undefined || d === undefined || p === d)
-    return [{ ...about, status: "fail", found, fix: "run one version on both sides" }];
+    return of("fail", found, "run one version on both sides");
   const isOlder = VLLM_VERSIONS.indexOf(p) < VLLM_VERSIONS.indexOf(d);
   const [role, from, to] = isOlder ? (["prefill", p, d] as const) : (["decode", d, p] as const);
   const target = (isOlder ? decode : prefill).vllm ?? to.version;
   const changes = wireChanges(vllmWire(from), vllmWire(to));
-  return [
-    {
-      ...about,
-      status: "fail",
-      found: changes === "" ? found : `${found}\nfrom ${from.version} to ${to.version}, ${changes}`,
-      fix: `run one version on both sides: upgrade ${role} to vLLM ${target}`,
-    },
-  ];
+  return of(
+    "fail",
+    changes === "" ? found : `${found}\nfrom ${from.version} to ${to.version}, ${changes}`,
+    `run one version on both sides: upgrade ${role} to vLLM ${target}`,
+  );
 }
 
 /** "vLLM 0.29.0, connector version 9", or the releases that it may be. */
@@ -143,15 +137,15 @@ function wireChanges(from: VllmWire, to: VllmWire): string {
     "pull notifications",
   ] as const;
   const texts = sections.flatMap((section) => {
-    const names = (wire: VllmWire) =>
-      Object.keys(wire[section]).filter((name) => !name.includes("."));
-    const added = names(to).filter((name) => !names(from).includes(name));
-    const removed = names(from).filter((name) => !names(to).includes(name));
+    const [before, after] = [from, to].map((wire) =>
+      Object.keys(wire[section]).filter((name) => !name.includes(".")),
+    ) as [string[], string[]];
     const parts = [
-      ...(added.length === 0 ? [] : [`gained ${added.join(", ")}`]),
-      ...(removed.length === 0 ? [] : [`lost ${removed.join(", ")}`]),
-    ];
-    return parts.length === 0 ? [] : [`${section} ${parts.join(" and ")}`];
+      ["gained", after.filter((name) => !before.includes(name))] as const,
+      ["lost", before.filter((name) => !after.includes(name))] as const,
+    ].filter(([, names]) => names.length > 0);
+    const changes = parts.map(([change, names]) => `${change} ${names.join(", ")}`).join(" and ");
+    return changes === "" ? [] : [`${section} ${changes}`];
   });
   return texts.join("; ");
 }

@@ -17,8 +17,9 @@ export class BlockPool {
   }
 
   /**
-   * Takes `count` blocks, first come, first served; waits until there are enough. Errors:
-   * `RangeError` for more than the pool has.
+   * Takes `count` blocks, first come, first served; waits until there are enough.
+   *
+   * @throws `RangeError` for more than the pool has.
    */
   async take(count: number): Promise<readonly number[]> {
     if (count > this.#numBlocks - 1)

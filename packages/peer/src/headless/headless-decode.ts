@@ -48,7 +48,6 @@ export class HeadlessDecode {
     this.#receiving = receiving;
   }
 
-  /** Tensor-parallel ranks of the engine. */
   get tpSize(): number {
     return this.#engine.tpSize;
   }
@@ -57,8 +56,9 @@ export class HeadlessDecode {
    * Receives the KV of a request into `blockIds`, one list of logical block ids per KV cache group.
    * `numComputedTokens` of the prompt are already in the first blocks (default 0). Resolves when
    * every rank has finished and nothing accesses the blocks any more. When no token is left to
-   * receive, it only notifies P. `signal` aborts the request as an engine does. Errors:
-   * `KV_REQUEST_INVALID` for parameters that the connector refuses.
+   * receive, it only notifies P. `signal` aborts the request as an engine does.
+   *
+   * @throws `KV_REQUEST_INVALID` for parameters that the connector refuses.
    */
   async receive(
     request: ConnectorRequest,
@@ -151,7 +151,6 @@ export class HeadlessDecode {
     return this.#engine.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -169,8 +168,10 @@ function resolveReceived(
 
 /**
  * Opens a decode engine without a model: one worker connector per rank, caches filled with
- * `UNWRITTEN_BYTE`, a listener on the side channel where the connector needs one. Errors: those of
- * the connector, the transport and the side channel; what was opened is closed then.
+ * `UNWRITTEN_BYTE`, a listener on the side channel where the connector needs one.
+ *
+ * @throws those of the connector, the transport and the side channel; what was opened is closed
+ * then.
  */
 export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
   const receiving: Receiving = new Map();

@@ -28,19 +28,25 @@ export interface HeadlessRegion {
   readonly groupId: number;
 }
 
-/** What a headless engine consists of, on either side of a pair. */
-export interface HeadlessEngineOptions extends AmbientOptions {
+/** How a headless engine reaches its peer. */
+export interface Reach extends AmbientOptions {
   /** Allocates the cache and moves the blocks. The caller closes it. */
   readonly transport: Transport;
   /** Carries the handshakes. The caller closes it. */
   readonly sideChannel: SideChannel;
+  /** Where the peer reaches this side for a handshake. @default "127.0.0.1" */
+  readonly sideChannelHost?: string | undefined;
+  /** The port there; 0 takes a free one. @default 0 */
+  readonly sideChannelPort?: number | undefined;
+}
+
+/** What a headless engine consists of, on either side of a pair. */
+export interface HeadlessEngineOptions extends Omit<Reach, "sideChannelHost" | "sideChannelPort"> {
   /** vLLM's `kv_transfer_config`, as `readTransferConfig` of `@kv/connector` returns it. */
   readonly config: KvTransferConfig;
   /** Engine id, parallel sizes and the model facts that enter the compatibility hash. */
   readonly engine: EngineIdentity;
-  /** The KV cache of the whole engine. */
   readonly cache: KvCacheConfig;
-  /** The regions of one rank. */
   readonly regions: readonly HeadlessRegion[];
 }
 
@@ -50,7 +56,6 @@ interface Settings extends HeadlessEngineOptions {
   readonly announcedHash: string | undefined;
   /** Announce what only engines of this project understand, next to `announcedHash`. */
   readonly keepExtension: boolean;
-  /** Initial value of every byte of the cache. */
   readonly fill: number;
   /** Called with the merged output of all ranks, after the scheduler has applied it. */
   readonly onOutput: (output: WorkerOutput) => void;
@@ -65,7 +70,6 @@ export class HeadlessEngine {
   readonly #ambient: Ambient;
   readonly #memories: Memory[] = [];
   readonly #workers: WorkerConnector[] = [];
-  /** Offset of each region in a rank's memory. */
   readonly #offsets: number[] = [];
   #scheduler: SchedulerConnector | undefined;
 
@@ -172,7 +176,6 @@ export class HeadlessEngine {
     return this.#memories[tpRank]?.view(begin, blockLengthBytes) ?? new Uint8Array();
   }
 
-  /** What the workers still hold, summed by name. */
   workersOutstanding(): Record<string, number> {
     const sums: Record<string, number> = {};
     for (const worker of this.#workers) {

@@ -1,15 +1,11 @@
-import { readTransferConfig } from "@kv/connector";
 import { hasStates } from "@kv/fleet";
 import {
-  type AmbientOptions,
   ambient,
   type BlockIds,
   type ConnectorModule,
   type KvCacheKind,
   KvError,
   type KvTransferParams,
-  type SideChannel,
-  type Transport,
   type WorkerOutput,
 } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
@@ -18,21 +14,13 @@ import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
 import { BlockPool, splitByGroup } from "./block-pool.js";
-import { HeadlessEngine } from "./headless-engine.js";
+import { HeadlessEngine, type Reach } from "./headless-engine.js";
 import { type MatchingSettings, matchingSettings } from "./matching-decode.js";
 
 /** Options of `openHeadlessPrefill`. */
-export interface HeadlessPrefillOptions extends AmbientOptions {
+export interface HeadlessPrefillOptions extends Reach {
   /** The prompts that are served, with their KV, and the server that is imitated. */
   readonly recording: Recording;
-  /** Allocates the cache and moves the blocks. The caller closes it. */
-  readonly transport: Transport;
-  /** Carries the handshakes. The caller closes it. */
-  readonly sideChannel: SideChannel;
-  /** The host that D is sent to for its handshakes. */
-  readonly sideChannelHost: string;
-  /** The port of the handshake listener; 0 takes a free one. */
-  readonly sideChannelPort: number;
   /** How long blocks are kept for a D, in ms (vLLM: `kv_lease_duration`). */
   readonly leaseMs: number;
   /** Logical blocks of the cache, the null block included. */
@@ -71,8 +59,10 @@ export class HeadlessPrefill {
 
   /**
    * Writes the recorded KV of `tokens` into free blocks, keeps these for D, and resolves with
-   * `kv_transfer_params` for D. Errors: `KV_REQUEST_INVALID` for a prompt that was not recorded,
-   * `KV_OUT_OF_BLOCKS`, `KV_CONFIG_INVALID` for a damaged recording.
+   * `kv_transfer_params` for D.
+   *
+   * @throws `KV_REQUEST_INVALID` for a prompt that was not recorded, `KV_OUT_OF_BLOCKS`,
+   * `KV_CONFIG_INVALID` for a damaged recording.
    */
   async prefill(requestId: string, tokens: readonly number[]): Promise<KvTransferParams> {
     const prompt = this.#findPrompt(tokens);
@@ -109,7 +99,6 @@ export class HeadlessPrefill {
     return this.#parts.engine.close();
   }
 
-  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -199,7 +188,7 @@ function sameTokens(one: readonly number[], other: readonly number[]): boolean {
 }
 
 /**
- * Errors: those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
+ * @throws those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
  * which D's ranks share, are not on the wire.
  */
 function pushedGroups(
@@ -219,8 +208,10 @@ function pushedGroups(
 
 /**
  * Opens a prefill engine without a model that serves a recording: a worker connector per recorded
- * rank and a handshake listener. Errors: `KV_CONFIG_INVALID` for a recording without all of its
- * ranks; those of the connector, the transport and the side channel.
+ * rank and a handshake listener.
+ *
+ * @throws `KV_CONFIG_INVALID` for a recording without all of its ranks; those of the connector, the
+ * transport and the side channel.
  */
 export async function openHeadlessPrefill(
   options: HeadlessPrefillOptions,
@@ -239,33 +230,13 @@ export async function openHeadlessPrefill(
   }
   const remote = readRemotePrefill(prompt0.params);
   const settings = matchingSettings(rank0.metadata, remote, {
+    ...options,
+    log: environment.log,
     engineId: `kv-peer-prefill-${environment.random.uuid()}`,
-    numBlocks,
     // A push connector splits blocks between D's ranks; a pull connector leaves that to D.
     groups:
       remote.transferMode === "push" ? pushedGroups(rank0.metadata, remote, options) : undefined,
   });
-  const connector = options.connector ?? settings.connector;
-  const config = readTransferConfig(
-    {
-      kv_connector: connector.name,
-      kv_role: "kv_producer",
-      kv_buffer_device: "cpu",
-      kv_connector_extra_config: {
-        kv_lease_duration: options.leaseMs / 1000,
-        // A push connector shakes hands with D, whose hash equals the recorded one and not the one
-        // computed here.
-        enforce_handshake_compat: false,
-      },
-    },
-    {
-      env: {
-        VLLM_NIXL_SIDE_CHANNEL_HOST: options.sideChannelHost,
-        VLLM_NIXL_SIDE_CHANNEL_PORT: String(options.sideChannelPort),
-      },
-      log: environment.log,
-    },
-  );
   const pool = new BlockPool(numBlocks);
   const kept = new Map<string, readonly number[]>();
   const engine = await HeadlessEngine.open({
@@ -273,8 +244,6 @@ export async function openHeadlessPrefill(
     ...environment,
     // One rank per recorded handshake.
     engine: { ...settings.engine, tpSize: manifest.tpSize },
-    config,
-    connector,
     transport: options.transport,
     sideChannel: options.sideChannel,
     // D expects the hash of the recorded server.

@@ -1,12 +1,6 @@
 import { readTransferConfig } from "@kv/connector";
 import { hasStates, rankGeometry } from "@kv/fleet";
-import {
-  type AmbientOptions,
-  ambient,
-  type KvCacheKind,
-  type SideChannel,
-  type Transport,
-} from "@kv/interface";
+import { ambient, type ConnectorModule, type KvCacheKind } from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { readRankMetadata } from "../protocol/handshake.js";
@@ -17,6 +11,7 @@ import {
   type HeadlessDecodeOptions,
   openHeadlessDecode,
 } from "./headless-decode.js";
+import type { Reach } from "./headless-engine.js";
 
 /**
  * Settings of a headless engine whose cache has the ranks, regions and blocks of another engine.
@@ -25,19 +20,18 @@ export type MatchingSettings = Required<
   Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions">
 > & { readonly connector: NonNullable<HeadlessDecodeOptions["connector"]> };
 
-export interface MatchingSettingsOptions {
+export interface MatchingSettingsOptions
+  extends Pick<Reach, "sideChannelHost" | "sideChannelPort" | "log"> {
   readonly engineId: string;
-  /** Where a P that pushes shakes hands with this engine. Default: 127.0.0.1. */
-  readonly sideChannelHost?: string | undefined;
-  /** Default: 0, a free port. */
-  readonly sideChannelPort?: number | undefined;
-  /** Logical blocks of the cache. */
   readonly numBlocks: number;
   /**
    * The kind of each KV cache group; blocks may then be split between the ranks of an engine with
    * another TP size. Default: every block is copied byte for byte, whatever it holds.
    */
   readonly groups?: readonly KvCacheKind[] | undefined;
+  readonly connector?: ConnectorModule | undefined;
+  /** How long a prefill engine keeps blocks, in ms. Undefined for a decode engine. */
+  readonly leaseMs?: number | undefined;
 }
 
 /**
@@ -59,29 +53,31 @@ export function matchingSettings(
   remote: RemotePrefillParams,
   options: MatchingSettingsOptions,
 ): MatchingSettings {
-  const { sideChannelHost = "127.0.0.1", sideChannelPort = 0 } = options;
+  const { sideChannelHost = "127.0.0.1", sideChannelPort = 0, leaseMs, log } = options;
   const { regions } = rankGeometry(metadata, { tpRank: 0, tpSize: remote.tpSize });
   const kernels = metadata.physicalBlocksPerLogical;
-  const connector = connectorFor(remote);
+  const connector = options.connector ?? connectorFor(remote);
   const headsPerRank = options.groups === undefined ? 1 : countHeads(regions, metadata.blockSize);
   const numGroups = remote.remoteBlockIds.length;
   const kinds = options.groups ?? Array.from({ length: numGroups }, () => WHOLE_BLOCKS.name);
   const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
+  const lease = leaseMs === undefined ? {} : { kv_lease_duration: leaseMs / 1000 };
   return {
     connector,
     config: readTransferConfig(
       {
         kv_connector: connector.name,
-        kv_role: "kv_consumer",
+        kv_role: leaseMs === undefined ? "kv_consumer" : "kv_producer",
         kv_buffer_device: "cpu",
         // The engine announces the server's own hash and has no model to compare with.
-        kv_connector_extra_config: { enforce_handshake_compat: false },
+        kv_connector_extra_config: { enforce_handshake_compat: false, ...lease },
       },
       {
         env: {
           VLLM_NIXL_SIDE_CHANNEL_HOST: sideChannelHost,
           VLLM_NIXL_SIDE_CHANNEL_PORT: String(sideChannelPort),
         },
+        ...(log === undefined ? {} : { log }),
       },
     ),
     engine: {
@@ -145,36 +141,26 @@ function countHeads(
   return heads;
 }
 
-export interface MatchingDecodeOptions extends AmbientOptions {
-  readonly transport: Transport;
-  readonly sideChannel: SideChannel;
-  readonly sideChannelHost?: string | undefined;
-  readonly sideChannelPort?: number | undefined;
-  /** Requests of this size that fit in the cache at the same time. */
-  readonly concurrency: number;
-}
-
-/** A headless decode engine whose cache matches that of one P. */
 export interface MatchingDecode {
   readonly decode: HeadlessDecode;
-  /** The handshake metadata of P's rank 0. */
   readonly metadata: AgentMetadata;
   readonly settings: MatchingSettings;
-  /** Logical blocks of the cache, the null block included. */
   readonly numBlocks: number;
 }
 
 /**
  * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine
- * that matches it and announces its compatibility hash. Errors: those of `readRankMetadata` and
- * `openHeadlessDecode`.
+ * that matches it, holds `concurrency` such requests and announces its compatibility hash.
+ *
+ * @throws those of `readRankMetadata` and `openHeadlessDecode`.
  */
 export async function openMatchingDecode(
   remote: RemotePrefillParams,
-  options: MatchingDecodeOptions,
+  concurrency: number,
+  reach: Reach,
 ): Promise<MatchingDecode> {
-  const { transport, sideChannel, sideChannelHost, sideChannelPort, concurrency } = options;
-  const environment = ambient(options);
+  const environment = ambient(reach);
+  const { transport, sideChannel, sideChannelHost, sideChannelPort } = reach;
   const { metadata, compatibilityHash } = await readRankMetadata(sideChannel, {
     host: remote.remoteHost,
     port: remote.remotePort,

@@ -2,7 +2,6 @@ import { delegateTo } from "@kv/connector/building-blocks";
 import type { Agent, Transport } from "@kv/interface";
 import { decodeDone } from "@kv/protocol";
 
-/** A transport that discards the read notifications of chosen requests. */
 export interface NotificationFilter {
   readonly transport: Transport;
   /** Discards notifications about this request, by P's id of it. */

@@ -18,9 +18,7 @@ import type { HeadlessPrefill } from "./headless-prefill.js";
 export interface PrefillServerOptions {
   /** Computes the answers. The caller closes it. */
   readonly prefill: HeadlessPrefill;
-  /** The model's name in `/v1/models` and in answers. */
   readonly model: string;
-  /** The answer of `/version`. */
   readonly vllmVersion: string;
   /**
    * The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`.
@@ -99,8 +97,9 @@ export class PrefillServer {
   }
 
   /**
-   * Resolves with the URL. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is
-   * not of this machine.
+   * Resolves with the URL.
+   *
+   * @throws `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine.
    */
   async listen({ host, port }: { readonly host: string; readonly port: number }): Promise<string> {
     const bound = await this.#http.listen(host, port);

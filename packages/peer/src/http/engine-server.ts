@@ -27,7 +27,6 @@ export interface EngineServerOptions {
  * around it, all in ms since 1970.
  */
 export interface ServerDate {
-  /** The server's time. */
   readonly theirsMs: number;
   /** The local time before the request was sent. */
   readonly fromMs: number;
@@ -47,9 +46,11 @@ export interface ServedModel {
 export interface Answer {
   /** The token ids that were generated; empty where the server does not answer them. */
   readonly tokens: readonly number[];
-  /** Their text. */
   readonly text: string;
 }
+
+/** The shortest prompt: the server keeps one block of it until it is notified, or a lease ends. */
+export const PROBE_PROMPT: Prompt = [20, 30];
 
 const modelsSchema = z.looseObject({
   data: z.array(z.looseObject({ id: z.string(), root: z.string().nullish() })).min(1),
@@ -103,7 +104,6 @@ export class EngineServer {
     }
   }
 
-  /** The samples of `/metrics`. */
   async metrics(): Promise<MetricSamples> {
     const { status, text } = await this.#get("/metrics");
     if (status === 200) return parsePrometheusText(text);
@@ -120,8 +120,9 @@ export class EngineServer {
 
   /**
    * Sends the prefill request of a pair: the server computes the prompt, keeps its blocks and
-   * answers where they are. Errors: `KV_REQUEST_INVALID` when the answer has no
-   * `kv_transfer_params`.
+   * answers where they are.
+   *
+   * @throws `KV_REQUEST_INVALID` when the answer has no `kv_transfer_params`.
    */
   async prefill(prompt: Prompt, options?: CallOptions): Promise<KvTransferParams> {
     const { kv_transfer_params } = await this.#complete(
@@ -167,9 +168,9 @@ export class EngineServer {
     return { tokens: choices[0]?.token_ids ?? [], text: choices[0]?.text ?? "" };
   }
 
-  /** Sends a prompt of two tokens: vLLM processes notifications and leases only in engine steps. */
+  /** Sends the probe prompt: vLLM processes notifications and leases only in engine steps. */
   async nudge(): Promise<void> {
-    await this.#complete([20, 30], { max_tokens: 1 });
+    await this.#complete(PROBE_PROMPT, { max_tokens: 1 });
   }
 
   #get(path: string) {

@@ -2,7 +2,6 @@ import { KvError } from "@kv/interface";
 
 export interface HttpRequest {
   readonly method?: "GET" | "POST";
-  /** Sent as JSON. */
   readonly body?: unknown;
   readonly headers?: Readonly<Record<string, string>> | undefined;
   readonly timeoutMs: number;
@@ -20,8 +19,10 @@ const MAX_RESPONSE_BYTES = 32 << 20;
 
 /**
  * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five
- * seconds, possibly just when the next request leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when
- * there is no answer, and for a redirect; the signal's reason.
+ * seconds, possibly just when the next request leaves.
+ *
+ * @throws `KV_PROXY_UPSTREAM_FAILED` when there is no answer, and for a redirect; the signal's
+ * reason.
  */
 export async function sendRequest(url: string, request: HttpRequest): Promise<HttpResponse> {
   const { method = "GET", body, headers, timeoutMs, signal } = request;
@@ -56,8 +57,10 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
 }
 
 /**
- * The answer parsed as JSON. Errors: those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any
- * status but 200, with the start of the body.
+ * The answer parsed as JSON.
+ *
+ * @throws those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any status but 200, with the start
+ * of the body.
  */
 export async function requestJson(url: string, request: HttpRequest): Promise<unknown> {
   const { status, text } = await sendRequest(url, request);
@@ -83,7 +86,6 @@ export async function requestJson(url: string, request: HttpRequest): Promise<un
   }
 }
 
-/** A text as JSON; undefined when it is none. */
 export function parseJson(text: string): unknown {
   try {
     return JSON.parse(text);

@@ -10,12 +10,14 @@ import {
   wholeNumberFrom,
 } from "@kv/program";
 import type { Command } from "commander";
-import { addGroupsOptions, type GroupsOptions, givenGroups } from "../cli/groups-option.js";
 import {
+  addGroupsOptions,
+  type GroupsOptions,
+  givenGroups,
   handshakeKeyOption,
   openSideChannel,
   type SideChannelOptions,
-} from "../cli/side-channel-option.js";
+} from "../cli/options.js";
 import { kindsOf } from "../protocol/cache-groups.js";
 import { livePair } from "./live-pair.js";
 

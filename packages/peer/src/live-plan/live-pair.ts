@@ -2,49 +2,40 @@ import { rankGeometry } from "@kv/fleet";
 import type { SideChannel } from "@kv/interface";
 import type { Pair } from "@kv/kv-plan";
 import type { RankGeometry } from "@kv/plan";
-import {
-  type AgentMetadata,
-  decodeAgentMetadata,
-  decodeHandshakeReply,
-  encodeHandshakeRequest,
-} from "@kv/protocol";
+import type { AgentMetadata } from "@kv/protocol";
 import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
+import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 
-/** The side channel of a running engine. */
-export interface LiveEngine {
-  readonly host: string;
-  readonly port: number;
+export interface LiveEngine extends SideChannelAddress {
   /** Tensor-parallel size: the handshake does not carry it. */
   readonly tpSize: number;
 }
 
-/** The two engines of `livePair`, and what their handshakes do not carry. */
 export interface LivePairOptions {
   readonly sideChannel: SideChannel;
   readonly prefill: LiveEngine;
   readonly decode: LiveEngine;
   /** KV heads of the model; 1 for MLA. */
   readonly numKvHeads: number;
-  /** The KV cache groups, where handshakes do not say them. */
   readonly groups: GivenGroups | undefined;
   /**
    * Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token.
    */
   readonly cacheDtype?: string | undefined;
-  /** For the handshake of each engine. */
   readonly timeoutMs: number;
 }
 
 /**
  * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be
- * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good. Errors:
- * those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`; those
- * of `groupKinds`.
+ * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good.
+ *
+ * @throws those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others),
+ * `KV_WIRE_MALFORMED`; those of `groupKinds`.
  */
 export async function livePair(options: LivePairOptions): Promise<Pair> {
   const { sideChannel, timeoutMs } = options;
-  const prefill = await handshake(sideChannel, options.prefill, timeoutMs);
-  const decode = await handshake(sideChannel, options.decode, timeoutMs);
+  const prefill = await readRankMetadata(sideChannel, options.prefill, { timeoutMs });
+  const decode = await readRankMetadata(sideChannel, options.decode, { timeoutMs });
   const told = 1 + Math.max(0, ...(prefill.metadata.regionGroupIds ?? []));
   const count = options.groups === undefined ? told : kindsOf(options.groups).length;
   const groups = groupKinds(prefill.metadata, count, options.groups);
@@ -71,29 +62,6 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
           ]
         : []),
     ],
-  };
-}
-
-interface Handshake {
-  readonly compatibilityHash: string;
-  readonly metadata: AgentMetadata;
-}
-
-async function handshake(
-  sideChannel: SideChannel,
-  { host, port }: LiveEngine,
-  timeoutMs: number,
-): Promise<Handshake> {
-  const { frames } = await sideChannel.request({
-    host,
-    port,
-    frames: [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
-    timeoutMs,
-  });
-  const { payload } = decodeHandshakeReply(frames);
-  return {
-    compatibilityHash: payload.compatibilityHash,
-    metadata: decodeAgentMetadata(payload.agentMetadataBytes),
   };
 }
 

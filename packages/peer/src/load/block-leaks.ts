@@ -1,10 +1,9 @@
 import type { Clock } from "@kv/interface";
+import { z } from "zod";
 import type { EngineServer } from "../http/engine-server.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
 
-/** The blocks of a server, from its `/metrics`. */
 export interface UsedBlocks {
-  /** Blocks that requests use. */
   readonly used: number;
   /** All blocks, the null block included. */
   readonly total: number;
@@ -13,24 +12,29 @@ export interface UsedBlocks {
 }
 
 /** What a server still holds after a load. All blocks are logical blocks. */
-export interface LeakReport {
-  /** Blocks in use before the load. */
-  readonly before: number;
-  /** Blocks in use after P had time to free every request that it was notified of. */
-  readonly afterTold: number;
-  /** Blocks in use after all leases had to be over. */
-  readonly atEnd: number;
-  /** Blocks that P did not free although it was notified that they were read. */
-  readonly heldAlthoughTold: number;
-  /** Blocks in use at the end beyond those before the load. */
-  readonly leaked: number;
-  /** How long P took to free the requests that it was notified of; undefined when it did not. */
-  readonly freedMs: number | undefined;
-  /** How long P took to free all blocks; undefined when it did not. */
-  readonly allFreedMs: number | undefined;
-  /** Requests whose lease ended during the load, as P counts them (once per rank). */
-  readonly expiredRequests: number;
-}
+export type LeakReport = z.infer<typeof leakSchema>;
+
+/** The schema of a `LeakReport`. */
+export const leakSchema = z.object({
+  before: z.number().describe("Blocks in use before the load."),
+  afterTold: z.number().describe("Blocks in use after P had time to free what it was notified of."),
+  atEnd: z.number().describe("Blocks in use after all leases had to be over."),
+  heldAlthoughTold: z
+    .number()
+    .describe("Blocks that P kept although it was notified that they were read."),
+  leaked: z.number().describe("Blocks in use at the end beyond those before the load."),
+  freedMs: z
+    .number()
+    .optional()
+    .describe("How long P took to free what it was notified of; absent when it did not."),
+  allFreedMs: z
+    .number()
+    .optional()
+    .describe("How long P took to free all blocks; absent when it did not."),
+  expiredRequests: z
+    .number()
+    .describe("Requests whose lease ended during the load, as P counts them (once per rank)."),
+});
 
 const POLL_MS = 250;
 const LEASE_MARGIN_MS = 10_000;
@@ -62,7 +66,6 @@ export interface LeakCheckOptions {
   readonly clock: Clock;
   /** The used blocks before the load; undefined when the server does not publish them. */
   readonly before: UsedBlocks | undefined;
-  /** Blocks of requests whose read P was not notified of. */
   readonly unnotifiedBlocks: number;
   readonly leaseMs: number;
   readonly freeWithinMs: number;
@@ -81,10 +84,6 @@ export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport 
   const startedMs = clock.now();
   let latest: UsedBlocks | undefined;
 
-  /**
-   * Resolves with the time since the start when at most `blocks` are in use; with undefined after
-   * `timeoutMs`.
-   */
   async function waitUntilFreed(blocks: number, timeoutMs: number): Promise<number | undefined> {
     for (;;) {
       // vLLM processes notifications and leases only in engine steps; a request causes one.

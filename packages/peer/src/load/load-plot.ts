@@ -1,9 +1,7 @@
-import { escapeXml, roundTicks, SVG_STYLE } from "../svg.js";
+import { escapeXml, roundTicks, svgDocument, SVG_WIDTH as WIDTH } from "../svg.js";
 import type { LoadResult } from "./load.js";
 import type { PromptResult } from "./prompt-runner.js";
 
-/** As wide as can be read on a telephone. */
-const WIDTH = 480;
 const PANEL_HEIGHT = 180;
 const LEFT = 58;
 const RIGHT = 14;
@@ -39,19 +37,14 @@ export function loadPlot({ pulls, elapsedMs, leaks }: LoadResult, title: string)
           `blocks of the server in use: ${leaks.before} before, ${leaks.afterTold} after,`,
           `${leaks.atEnd} at the end; ${leaks.leaked} leaked`,
         ];
-  return [
-    `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" viewBox="0 0 ${WIDTH} ${height}" font-family="sans-serif" font-size="12">`,
-    SVG_STYLE,
-    `<rect class="paper" width="100%" height="100%"/>`,
+  return svgDocument(height, [
     `<text x="${LEFT}" y="24" font-size="14">${escapeXml(title.length > 56 ? `${title.slice(0, 55)}…` : title)}</text>`,
     ...legend,
     ...panels,
     ...seconds,
     `<text class="soft" x="${LEFT}" y="${axisY + 18}">seconds; ${(spanMs / 1000).toFixed(1)} s in all</text>`,
     ...foot.map((line, index) => `<text x="${LEFT}" y="${axisY + 38 + index * 16}">${line}</text>`),
-    "</svg>",
-    "",
-  ].join("\n");
+  ]);
 }
 
 function panel(

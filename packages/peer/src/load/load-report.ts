@@ -1,4 +1,5 @@
 import { z } from "zod";
+import { leakSchema } from "./block-leaks.js";
 import type { LoadResult } from "./load.js";
 
 const latencies = z
@@ -39,23 +40,7 @@ export const loadReportSchema = z.object({
   lengthBytes: z.number().describe("Bytes of KV that arrived."),
   prefill: latencies.describe("From sending a prompt to the answer of P."),
   pull: latencies.describe("From the answer of P to the arrival of the KV."),
-  leaks: z
-    .object({
-      before: z.number().describe("Blocks in use before the load."),
-      afterTold: z
-        .number()
-        .describe("Blocks in use after P had time to free what it was notified of."),
-      atEnd: z.number().describe("Blocks in use after all leases had to be over."),
-      heldAlthoughTold: z
-        .number()
-        .describe("Blocks that P kept although it was notified that they were read."),
-      leaked: z.number().describe("Blocks in use at the end beyond those before the load."),
-      freedMs: z.number().optional(),
-      allFreedMs: z.number().optional(),
-      expiredRequests: z.number(),
-    })
-    .optional()
-    .describe("Absent when the server's metrics do not show its blocks."),
+  leaks: leakSchema.optional().describe("Absent when the server's metrics do not show its blocks."),
 });
 
 /** The report of a load, as `kv-peer decode --json` prints it. */
@@ -63,7 +48,6 @@ export type LoadReport = z.infer<typeof loadReportSchema>;
 
 /** The limits of a load; the verdict is `fail` when one is exceeded. */
 export interface LoadLimits {
-  /** Failed requests. */
   readonly maxFailed: number;
   /** Blocks that P still holds, separately for notified requests and at the end. */
   readonly maxLeakedBlocks: number;

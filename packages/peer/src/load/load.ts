@@ -1,12 +1,6 @@
-import {
-  type Ambient,
-  type AmbientOptions,
-  ambient,
-  KvError,
-  type SideChannel,
-  type Transport,
-} from "@kv/interface";
+import { type Ambient, ambient, KvError } from "@kv/interface";
 import { BlockPool } from "../headless/block-pool.js";
+import type { Reach } from "../headless/headless-engine.js";
 import { openMatchingDecode } from "../headless/matching-decode.js";
 import { filterNotifications } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
@@ -15,16 +9,10 @@ import { checkLeaks, type LeakReport, readUsedBlocks } from "./block-leaks.js";
 import { type Fault, type PromptResult, PromptRunner } from "./prompt-runner.js";
 
 /** Options of `load`. */
-export interface LoadOptions extends AmbientOptions {
-  /** The prefill server. */
+export interface LoadOptions extends Reach {
   readonly server: EngineServer;
-  /** Moves the blocks. The caller closes it. */
-  readonly transport: Transport;
-  /** Carries the handshakes. The caller closes it. */
-  readonly sideChannel: SideChannel;
   /** Lengths of the prompts, used in turn. */
   readonly promptTokens: readonly number[];
-  /** Requests at the same time. */
   readonly concurrency: number;
   /** Requests started per second. @default as many as `concurrency` permits */
   readonly ratePerSecond?: number | undefined;
@@ -46,10 +34,6 @@ export interface LoadOptions extends AmbientOptions {
   readonly freeWithinMs?: number | undefined;
   /** Added to the lease for the server's own timers, in ms. @default 10_000 */
   readonly leaseMarginMs?: number | undefined;
-  /** Where a P that pushes reaches this side. @default "127.0.0.1" */
-  readonly sideChannelHost?: string | undefined;
-  /** The port there; 0 for any free one. @default 0 */
-  readonly sideChannelPort?: number | undefined;
   /** Ends the load; the result covers the requests until then. @default undefined */
   readonly signal?: AbortSignal | undefined;
   /** Called after each request with the number of finished ones. @default undefined */
@@ -58,9 +42,7 @@ export interface LoadOptions extends AmbientOptions {
 
 /** The result of a load. */
 export interface LoadResult {
-  /** Engine id of the server. */
   readonly engineId: string;
-  /** Tensor-parallel size of the server. */
   readonly tpSize: number;
   /** Duration of the requests, without the wait for leases, in ms. */
   readonly elapsedMs: number;
@@ -83,11 +65,12 @@ const MAX_ABORT_AFTER_MS = 8;
 /**
  * Sends prompts to a prefill server, receives their KV without a model, and checks which blocks the
  * server still holds afterwards. A first request, which is not counted, finds the server's cache.
- * Errors: those of this request and its handshake; later failures are part of the result.
+ *
+ * @throws those of this request and its handshake; later failures are part of the result.
  * `KV_CONFIG_INVALID` for a concurrency below 1.
  */
 export async function load(options: LoadOptions): Promise<LoadResult> {
-  const { server, sideChannel, concurrency, promptTokens } = options;
+  const { server, concurrency, promptTokens } = options;
   const environment = ambient(options);
   const { clock, random } = environment;
   const before = await readUsedBlocks(server);
@@ -98,14 +81,8 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   const params = await server.prefill(first);
   const remote = readRemotePrefill(params);
   const filter = filterNotifications(options.transport);
-  const matching = await openMatchingDecode(remote, {
-    ...environment,
-    transport: filter.transport,
-    sideChannel,
-    sideChannelHost: options.sideChannelHost,
-    sideChannelPort: options.sideChannelPort,
-    concurrency,
-  });
+  const reach = { ...options, ...environment, transport: filter.transport };
+  const matching = await openMatchingDecode(remote, concurrency, reach);
   const { decode, metadata } = matching;
   try {
     const pulls: PromptResult[] = [];

@@ -28,11 +28,8 @@ export type Fault = "abort" | "no-notify";
 export interface PromptResult {
   /** `aborted` only for the fault `abort`. */
   readonly outcome: "ok" | "aborted" | "failed";
-  /** The fault that was made; undefined for none. */
   readonly fault: Fault | undefined;
-  /** Of a failed prompt. */
   readonly code: KvErrorCode | undefined;
-  /** Of a failed prompt. */
   readonly message: string | undefined;
   /** When the prompt was sent, in ms since the load began. */
   readonly startMs: number;
@@ -40,18 +37,14 @@ export interface PromptResult {
   readonly prefillMs: number;
   /** From the answer to the arrival of the KV; undefined when it did not arrive. */
   readonly pullMs: number | undefined;
-  /** Length of the prompt. */
   readonly promptTokens: number;
-  /** Bytes of KV that arrived. */
   readonly lengthBytes: number;
   /** Logical blocks that P keeps until it is notified or the lease ends. */
   readonly serverBlocks: number;
 }
 
-/** One prompt to run. */
 export interface PromptOrder {
   readonly requestId: string;
-  /** Token ids. */
   readonly prompt: readonly number[];
   readonly fault: Fault | undefined;
   /** For the fault `abort`: how long after the start of the READ, in ms. */
@@ -65,9 +58,7 @@ export interface PromptRunnerOptions {
   readonly filter: Pick<NotificationFilter, "drop">;
   readonly clock: Clock;
   readonly random: Random;
-  /** When the load began, on `clock`. */
   readonly loadStartMs: number;
-  /** Aborts prefill requests. */
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -80,7 +71,6 @@ const EDGE_BYTES = 64;
  */
 export class PromptRunner {
   readonly #options: PromptRunnerOptions;
-  /** Bytes of a logical block over all regions and ranks. */
   readonly #blockLengthBytes: number;
 
   constructor(options: PromptRunnerOptions) {
@@ -140,8 +130,9 @@ export class PromptRunner {
 
   /**
    * Receives the KV of one prompt, checks that every block was written, and ends the request.
-   * Resolves with true when it was aborted. Errors: those of the transfer; `KV_TRANSFER_FAILED`
-   * when a block was not written.
+   * Resolves with true when it was aborted.
+   *
+   * @throws those of the transfer; `KV_TRANSFER_FAILED` when a block was not written.
    */
   async receive(
     order: Pick<PromptOrder, "prompt" | "fault" | "abortAfterMs">,

@@ -12,14 +12,15 @@ export type GivenGroups = readonly KvCacheKind[] | ConfiguredGroups;
 
 const isConfigured = (given: GivenGroups): given is ConfiguredGroups => "kinds" in given;
 
-/** The kind of each group. */
 export const kindsOf = (given: GivenGroups): readonly KvCacheKind[] =>
   isConfigured(given) ? given.kinds : given;
 
 /**
  * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has
- * given them: a handshake carries the sizes of states, but not the groups that hold them. Errors:
- * `KV_CONFIG_INVALID` for kinds that must be given, and for given ones that do not fit the engine.
+ * given them: a handshake carries the sizes of states, but not the groups that hold them.
+ *
+ * @throws `KV_CONFIG_INVALID` for kinds that must be given, and for given ones that do not fit the
+ * engine.
  */
 export function groupKinds(
   metadata: AgentMetadata,

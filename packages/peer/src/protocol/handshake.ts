@@ -16,9 +16,8 @@ import {
 } from "@kv/protocol";
 
 /** vLLM's D waits this long for a handshake reply. */
-export const HANDSHAKE_TIMEOUT_MS = 5000;
+const HANDSHAKE_TIMEOUT_MS = 5000;
 
-/** The side channel of one engine. */
 export interface SideChannelAddress {
   /** Host name or IP address; an IPv6 address has no brackets. */
   readonly host: string;
@@ -26,15 +25,11 @@ export interface SideChannelAddress {
   readonly port: number;
 }
 
-/** The frames of one handshake with one rank, not decoded. */
 export interface HandshakeExchange {
-  /** The request frame that was sent. */
   readonly request: Uint8Array;
-  /** The reply frames and when they arrived. */
   readonly reply: SideChannelReply;
 }
 
-/** A rank's reply, decoded. */
 export interface RankHandshake {
   readonly payload: HandshakePayload;
   /** The sender's clock in seconds; undefined when the reply has no clock frame. */
@@ -42,8 +37,9 @@ export interface RankHandshake {
 }
 
 /**
- * Asks tensor-parallel rank `tpRank` of pipeline stage 0 for its handshake metadata. Errors: those
- * of `SideChannel.request`.
+ * Asks tensor-parallel rank `tpRank` of pipeline stage 0 for its handshake metadata.
+ *
+ * @throws those of `SideChannel.request`.
  */
 export async function exchangeHandshake(
   sideChannel: SideChannel,
@@ -60,8 +56,9 @@ export async function exchangeHandshake(
 }
 
 /**
- * Decodes the frames of a reply. Errors: `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`,
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * Decodes the frames of a reply.
+ *
+ * @throws `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeHandshake({ reply }: HandshakeExchange): RankHandshake {
   const refusal = decodeHandshakeRefusal(reply.frames);
@@ -71,8 +68,9 @@ export function decodeHandshake({ reply }: HandshakeExchange): RankHandshake {
 }
 
 /**
- * Asks one rank and decodes its hash and its metadata. Errors: those of `exchangeHandshake` and
- * `decodeHandshake`, `KV_WIRE_MALFORMED` for the metadata.
+ * Asks one rank and decodes its hash and its metadata.
+ *
+ * @throws those of `exchangeHandshake` and `decodeHandshake`, `KV_WIRE_MALFORMED` for the metadata.
  */
 export async function readRankMetadata(
   sideChannel: SideChannel,
@@ -88,7 +86,9 @@ export async function readRankMetadata(
  * Replaces the compatibility hash of a rank's handshake metadata. A headless engine does not know
  * the factors of the model that it stands in for, so it announces the hash of the real server.
  * `keepExtension` keeps what only engines of this project announce; without it the peer sees a
- * plain vLLM. Errors: `KV_WIRE_MALFORMED`.
+ * plain vLLM.
+ *
+ * @throws `KV_WIRE_MALFORMED`.
  */
 export function replaceCompatibilityHash(
   metadata: WorkerHandshakeMetadata,

@@ -9,8 +9,9 @@ import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 
 /**
- * Reads P's answer to a prefill request. Errors: `KV_REQUEST_INVALID` when the parameters name no
- * remote prefill.
+ * Reads P's answer to a prefill request.
+ *
+ * @throws `KV_REQUEST_INVALID` when the parameters name no remote prefill.
  */
 export function readRemotePrefill(params: KvTransferParams): RemotePrefillParams {
   const parsed = parseTransferParams(params);

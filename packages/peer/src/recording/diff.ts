@@ -12,9 +12,7 @@ export interface Difference {
    * model.layers.0.self_attn.attn".
    */
   readonly where: string;
-  /** The value in the first recording, as text. */
   readonly one: string;
-  /** The value in the second recording, as text. */
   readonly other: string;
   /**
    * `pairing`: a peer that pairs with one server may not pair with the other. `result`: KV or
@@ -57,8 +55,9 @@ const PER_REQUEST = [
 const MAX_SHOWN_CHARACTERS = 120;
 
 /**
- * Compares two recordings: of two versions, two settings, or two runs. Errors: those of
- * `Recording.handshakes` and `Recording.kv`.
+ * Compares two recordings: of two versions, two settings, or two runs.
+ *
+ * @throws those of `Recording.handshakes` and `Recording.kv`.
  */
 export async function diffRecordings(
   one: Recording,
@@ -173,7 +172,8 @@ export interface FilledPart {
 /**
  * Where the bytes that a prompt determines lie in its KV: of attention the blocks that it fills, of
  * states the last one without the rest of its page. The rest holds leftovers of other requests.
- * Errors: `KV_CONFIG_INVALID` where the kinds of the groups must be given.
+ *
+ * @throws `KV_CONFIG_INVALID` where the kinds of the groups must be given.
  */
 export function filledParts(
   handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],

@@ -1,40 +1,32 @@
-import { type BlockIds, KvError, type KvTransferParams, type Random } from "@kv/interface";
+import { ambient, type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
-import {
-  type MatchingDecode,
-  type MatchingDecodeOptions,
-  openMatchingDecode,
-} from "../headless/matching-decode.js";
+import type { Reach } from "../headless/headless-engine.js";
+import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { decodeRequestId } from "../protocol/remote-prefill.js";
 
-/** A prompt that P has computed: its tokens, P's answer, and the answer as it was read. */
 export interface PrefilledPrompt {
   readonly tokens: readonly number[];
   readonly params: KvTransferParams;
   readonly remote: RemotePrefillParams;
 }
 
-/** How this side reaches P. The caller closes transport and side channel. */
-export interface ReceivePlace extends Omit<MatchingDecodeOptions, "concurrency"> {
-  readonly random: Random;
-}
-
 /**
  * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank
  * after rank, within a rank region after region, within a region the request's kernel blocks.
- * Errors: those of `openMatchingDecode`; the code of the failed receive.
+ *
+ * @throws those of `openMatchingDecode`; the code of the failed receive.
  */
 export async function receiveKv(
   { tokens, params, remote }: PrefilledPrompt,
-  place: ReceivePlace,
+  reach: Reach,
 ): Promise<Uint8Array> {
-  const matching = await openMatchingDecode(remote, { ...place, concurrency: 1 });
+  const matching = await openMatchingDecode(remote, 1, reach);
   const { decode } = matching;
   try {
     const blockIds = consecutiveIds(remote.remoteBlockIds);
     const request = {
-      requestId: decodeRequestId(remote, place.random),
+      requestId: decodeRequestId(remote, ambient(reach).random),
       numPromptTokens: tokens.length,
       promptTokenIds: tokens,
       kvTransferParams: params,
@@ -49,13 +41,11 @@ export async function receiveKv(
   }
 }
 
-/** Block ids 1, 2, … in lists of the same lengths. */
 function consecutiveIds(like: BlockIds): BlockIds {
   let next = 1;
   return like.map((ids) => ids.map(() => next++));
 }
 
-/** The bytes of the blocks: rank after rank, within a rank region after region. */
 function copyBlocks(
   { decode, metadata }: MatchingDecode,
   tpSize: number,

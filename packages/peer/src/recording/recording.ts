@@ -68,30 +68,28 @@ export type RecordedPrompt = z.infer<typeof promptSchema>;
 
 /** A recording that was opened: a folder with a manifest, handshake frames and KV. */
 export interface Recording {
-  /** The recording's folder. */
   readonly folder: string;
   /** The validated content of `manifest.json`. */
   readonly manifest: Manifest;
   /**
-   * Reads and decodes the handshake of each rank, in the order of the manifest. Errors:
-   * `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`.
+   * Reads and decodes the handshake of each rank, in the order of the manifest.
+   *
+   * @throws `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`.
    */
   handshakes(side: RecordedSide): Promise<readonly RecordedHandshake[]>;
   /**
    * Reads the KV of a prompt: rank after rank, within a rank region after region, within a region
-   * the request's kernel blocks in order. Errors: `KV_CONFIG_INVALID` when the file's length or
-   * SHA-256 is not the recorded one.
+   * the request's kernel blocks in order.
+   *
+   * @throws `KV_CONFIG_INVALID` when the file's length or SHA-256 is not the recorded one.
    */
   kv(prompt: RecordedPrompt): Promise<Uint8Array>;
 }
 
 /** The recorded handshake of one rank. */
 export interface RecordedHandshake {
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
-  /** The decoded reply. */
   readonly payload: HandshakePayload;
-  /** The decoded agent metadata of `payload`. */
   readonly metadata: AgentMetadata;
 }
 
@@ -100,8 +98,9 @@ const MAX_MANIFEST_BYTES = 256 << 20;
 const MAX_FRAME_BYTES = 32 << 20;
 
 /**
- * Opens a recording and validates its manifest; the KV is validated when it is read. Errors:
- * `KV_CONFIG_INVALID` with the file and the reason.
+ * Opens a recording and validates its manifest; the KV is validated when it is read.
+ *
+ * @throws `KV_CONFIG_INVALID` with the file and the reason.
  */
 export async function openRecording(folder: string): Promise<Recording> {
   const file = join(folder, MANIFEST);
@@ -190,7 +189,6 @@ function parseManifest(text: string, file: string): Manifest {
   );
 }
 
-/** Reads a regular file of at most `maxBytes`. Errors: `KV_CONFIG_INVALID`. */
 async function readBytes(file: string, maxBytes: number): Promise<Uint8Array> {
   try {
     await using handle = await open(file, constants.O_RDONLY | constants.O_NONBLOCK);

@@ -11,7 +11,6 @@ export interface PlacedSpan extends TraceSpan {
   readonly isBackground: boolean;
 }
 
-/** The spans of one client's request, of all processes. */
 export interface RequestTrace {
   readonly traceId: string;
   /** `kv.request_id` of the first span that has one. */
@@ -30,9 +29,10 @@ const OWN_SPAN = /^kv[._]/;
 
 /**
  * Reads the spans of a file in OTLP JSON lines. A last line that breaks off, as that of a process
- * that was killed, is passed to `warn` and left out. Errors: `KV_CONFIG_INVALID` for a file that
- * cannot be read and for one without spans of this project; `KV_WIRE_MALFORMED` naming the line;
- * `KV_WIRE_LIMIT_EXCEEDED`.
+ * that was killed, is passed to `warn` and left out.
+ *
+ * @throws `KV_CONFIG_INVALID` for a file that cannot be read and for one without spans of this
+ * project; `KV_WIRE_MALFORMED` naming the line; `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function readTraceFile(
   file: string,
@@ -139,8 +139,9 @@ const CLOCK_SLACK_MS = 2;
 
 /**
  * The request whose id, or whose trace's id, is `wanted` or begins with it; the slowest one when
- * `wanted` is undefined. Errors: `KV_CONFIG_INVALID` when there is none, naming some that there
- * are.
+ * `wanted` is undefined.
+ *
+ * @throws `KV_CONFIG_INVALID` when there is none, naming some that there are.
  */
 export function chooseRequest(
   traces: readonly RequestTrace[],
@@ -159,7 +160,6 @@ export function chooseRequest(
   });
 }
 
-/** A part of a request's time. */
 export interface TimeShare {
   readonly process: string;
   readonly name: string;

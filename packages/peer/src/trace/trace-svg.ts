@@ -1,10 +1,8 @@
-import { escapeXml, roundTicks, SVG_STYLE } from "../svg.js";
+import { escapeXml, roundTicks, svgDocument, SVG_WIDTH as WIDTH } from "../svg.js";
 import { type RequestTrace, timeShares } from "./request-trace.js";
 import { detailOf, milliseconds, shownEndMs } from "./trace-text.js";
 
 const COLOURS = ["#4477aa", "#c17d11", "#4e9a06", "#8b6fc0", "#d0605a", "#06989a"];
-/** Names and bars stand one above the other, so that the picture can be read on a telephone. */
-const WIDTH = 480;
 const EDGE = 14;
 const ROW = 38;
 const CHARACTER = 6.4;
@@ -66,10 +64,7 @@ export function traceSvg(trace: RequestTrace): string {
     );
   });
   const height = bottom + 26;
-  return [
-    `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" viewBox="0 0 ${WIDTH} ${height}" font-family="sans-serif" font-size="12">`,
-    SVG_STYLE,
-    `<rect class="paper" width="${WIDTH}" height="${height}"/>`,
+  return svgDocument(height, [
     `<text x="${EDGE}" y="24" font-size="14">request ${escapeXml(requestId ?? "unknown")}: ${milliseconds(endMs - startMs)}</text>`,
     `<text class="soft" x="${EDGE}" y="42">trace ${traceId}</text>`,
     ...legend,
@@ -77,12 +72,9 @@ export function traceSvg(trace: RequestTrace): string {
     ...rows,
     `<line class="mark" x1="${answered.toFixed(1)}" y1="${top - 8}" x2="${answered.toFixed(1)}" y2="${bottom}" stroke-dasharray="4 3"/>`,
     label(answered, height - 10, "answered"),
-    "</svg>",
-    "",
-  ].join("\n");
+  ]);
 }
 
-/** Text in the middle above or below a place, or beside it where the picture ends. */
 function label(at: number, y: number, text: string): string {
   const half = (text.length * CHARACTER) / 2;
   const x = Math.min(Math.max(at, EDGE / 2 + half), WIDTH - EDGE / 2 - half);

@@ -27,7 +27,6 @@ const SAMPLES = {
 /** What engines have counted. Times are in seconds. What a page does not have is 0. */
 export type EngineCounters = Readonly<Record<keyof typeof SAMPLES, number>>;
 
-/** All prompt tokens, wherever their KV came from. */
 export function promptTokens({
   computedTokens,
   cachedTokens,
@@ -42,8 +41,9 @@ export function hasNixlConnector(samples: MetricSamples): boolean {
 }
 
 /**
- * What servers of one role have counted together. Errors: `KV_PROXY_UPSTREAM_FAILED` when one has
- * no /metrics.
+ * What servers of one role have counted together.
+ *
+ * @throws `KV_PROXY_UPSTREAM_FAILED` when one has no /metrics.
  */
 export async function readCounters(servers: readonly EngineServer[]): Promise<EngineCounters> {
   const all = await Promise.all(servers.map((server) => server.metrics()));
@@ -53,7 +53,6 @@ export async function readCounters(servers: readonly EngineServer[]): Promise<En
   });
 }
 
-/** What was counted between two readings. */
 export function growth(before: EngineCounters, after: EngineCounters): EngineCounters {
   return counters((name) => after[name] - before[name]);
 }

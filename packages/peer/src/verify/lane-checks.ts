@@ -1,4 +1,6 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
+import type { AllFacts } from "../checks/list.js";
+import { type Check, check, type Role } from "../checks/report.js";
 import {
   active,
   gigabytes,
@@ -8,9 +10,7 @@ import {
   laneOf,
   type MeasuredTransport,
 } from "../doctor/memory/transport-check.js";
-import type { Role } from "../doctor/pair-report.js";
 import type { EngineCounters } from "./counters.js";
-import type { VerifyCheck } from "./verify-report.js";
 
 /** What a server's log says about its lanes. */
 export interface LoggedLanes {
@@ -22,17 +22,13 @@ export interface LoggedLanes {
 
 /** What is known about the way of the bytes between P and D. Each part may be unknown. */
 export interface LaneEvidence {
-  /** What the servers' logs say. */
   readonly logs: Partial<Record<Role, LoggedLanes>>;
   /** How this host read the memory of a server over all transports that both permit. */
   readonly reached: Partial<Record<Role, MeasuredTransport>>;
-  /** The servers that run on this host. */
   readonly here: Readonly<Record<Role, boolean>>;
-  /** The RDMA devices of a server's host. */
   readonly devices: Partial<Record<Role, readonly RdmaDevice[]>>;
 }
 
-/** The classes, by name. */
 const [TCP, RDMA, SHARED_MEMORY] = LANE_CLASSES.map((_, rank) => rank) as [number, number, number];
 /**
  * vLLM looks for the end of a transfer once in an engine step, so the times of shorter ones say
@@ -44,71 +40,65 @@ const LEAST_SHARE = 0.1;
 const LONG_POST_MS = 5;
 
 /** Which lane carried the KV, against the best that both hosts have, and how fast. */
-export function laneChecks(
-  totals: Readonly<Record<Role, EngineCounters>>,
-  evidence: LaneEvidence,
-): VerifyCheck[] {
+export function laneChecks({
+  deployment: { totals },
+  lane: evidence,
+}: Pick<AllFacts, "deployment" | "lane">): Check[] {
   const poster: Role = totals.decode.transfers > 0 ? "decode" : "prefill";
   const moved = totals[poster];
   const lane = laneInUse(poster, evidence);
-  const best = bestLane(evidence);
   const speed = speedOf(moved, evidence);
-  const about = { area: "lane", title: "lane", details: { lane, best, ...speed } } as const;
-  const notRdma = (found: string): VerifyCheck => ({
-    ...about,
-    id: "lane.tcp-instead-of-rdma",
-    title: "TCP instead of RDMA",
-    status: "fail",
-    found: `${found} (vllm-project/vllm#52607)`,
-    fix: FIXES.rdma,
-  });
-  const checks: VerifyCheck[] = [];
-  if (lane === undefined) {
-    const isSlow =
-      best?.rank === RDMA &&
-      speed.isTimed &&
-      speed.share !== undefined &&
-      speed.share < LEAST_SHARE;
-    if (isSlow)
-      checks.push(
-        notRdma(
-          `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives`,
-        ),
-      );
-    else
-      checks.push({
-        ...about,
-        id: "lane.unknown",
-        status: "note",
-        found: `not known: no log of ${poster === "decode" ? "D" : "P"} names it, and not both servers run on this host; best that both hosts have: ${best?.how ?? "not known"}`,
-        fix: `start ${poster} with UCX_PROTO_INFO=y (UCX) or NIXL_LOG_LEVEL=INFO (LIBFABRIC), and give its log as --${poster}-log`,
-      });
-  } else {
-    const found = `${lane.how} (${lane.source}); best that both hosts have: ${best?.how ?? "not known: give --prefill-host and --decode-host"}`;
-    if (best === undefined || lane.rank < 0 || lane.rank >= best.rank)
-      checks.push({ ...about, id: "lane.best", status: "ok", found });
-    else if (best.rank === RDMA) checks.push(notRdma(found));
-    else
-      checks.push({
-        ...about,
-        id: lane.rank === TCP ? "lane.tcp-on-one-host" : "lane.network-on-one-host",
-        title: lane.rank === TCP ? "TCP on one host" : "network on one host",
-        status: lane.rank === TCP ? "fail" : "warn",
-        found,
-        fix: FIXES.oneHost,
-      });
-  }
-  return [...checks, ...speedChecks(moved, lane, speed)];
+  return [laneCheck(poster, lane, bestLane(evidence), speed), ...speedChecks(moved, lane, speed)];
 }
 
-const FIXES = {
-  rdma: "permit the devices in UCX_TLS and UCX_NET_DEVICES of both servers, pass /dev/infiniband into containers; with EFA set the backend LIBFABRIC; kv-peer doctor on D's host shows what it reaches",
-  oneHost:
-    "set UCX_TLS=all on both servers, or add sysv,posix,cma (cuda_ipc for GPUs); in containers share /dev/shm and the IPC namespace; where cuda_ipc serves only WRITE, use NixlPushConnector (vllm-project/vllm#52607)",
-} as const;
+function laneCheck(
+  poster: Role,
+  lane: LaneInUse | undefined,
+  best: Lane | undefined,
+  speed: Speed,
+): Check {
+  const of = (
+    id: string,
+    title: string,
+    status: Check["status"],
+    found: string,
+    fix?: string,
+  ): Check => check(`lane.${id}`, title, status, found, { fix, details: { lane, best, ...speed } });
+  const notRdma = (found: string) =>
+    of(
+      "tcp-instead-of-rdma",
+      "TCP instead of RDMA",
+      "fail",
+      `${found} (vllm-project/vllm#52607)`,
+      "permit the devices in UCX_TLS and UCX_NET_DEVICES of both servers, pass /dev/infiniband into containers; with EFA set the backend LIBFABRIC; kv-peer doctor on D's host shows what it reaches",
+    );
+  if (lane === undefined) {
+    if (best?.rank === RDMA && isSlow(speed))
+      return notRdma(
+        `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives`,
+      );
+    return of(
+      "unknown",
+      "lane",
+      "note",
+      `not known: no log of ${poster === "decode" ? "D" : "P"} names it, and not both servers run on this host; best that both hosts have: ${best?.how ?? "not known"}`,
+      `start ${poster} with UCX_PROTO_INFO=y (UCX) or NIXL_LOG_LEVEL=INFO (LIBFABRIC), and give its log as --${poster}-log`,
+    );
+  }
+  const found = `${lane.how} (${lane.source}); best that both hosts have: ${best?.how ?? "not known: give --prefill-host and --decode-host"}`;
+  if (best === undefined || lane.rank < 0 || lane.rank >= best.rank)
+    return of("best", "lane", "ok", found);
+  if (best.rank === RDMA) return notRdma(found);
+  const fix =
+    "set UCX_TLS=all on both servers, or add sysv,posix,cma (cuda_ipc for GPUs); in containers share /dev/shm and the IPC namespace; where cuda_ipc serves only WRITE, use NixlPushConnector (vllm-project/vllm#52607)";
+  return lane.rank === TCP
+    ? of("tcp-on-one-host", "TCP on one host", "fail", found, fix)
+    : of("network-on-one-host", "network on one host", "warn", found, fix);
+}
+
+const isSlow = ({ isTimed, share }: Speed) => isTimed && share !== undefined && share < LEAST_SHARE;
 
 interface LaneInUse extends Lane {
-  /** How it is known. */
   readonly source: string;
 }
 
@@ -141,7 +131,6 @@ function laneInUse(poster: Role, { logs, reached, here }: LaneEvidence): LaneInU
   };
 }
 
-/** The best lane that both hosts have. */
 function bestLane({ here, devices }: LaneEvidence): Lane | undefined {
   if (here.prefill && here.decode)
     return { how: "shared memory, as both run on one host", rank: SHARED_MEMORY };
@@ -163,7 +152,6 @@ interface Speed {
    * undefined where neither is known.
    */
   readonly expectedBytesPerMs: number | undefined;
-  /** Whose rate is expected, as words before it. */
   readonly expectation: string;
   readonly share: number | undefined;
   readonly meanMs: number;
@@ -204,44 +192,34 @@ function speedOf(
   };
 }
 
-function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed): VerifyCheck[] {
-  const area = "lane";
-  const { bytesPerMs, expectedBytesPerMs, expectation, share, meanMs, postShare, isTimed } = speed;
+function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed): Check[] {
+  const { bytesPerMs, expectedBytesPerMs, expectation, meanMs, postShare, isTimed } = speed;
   const expected =
     expectedBytesPerMs === undefined ? "" : `, ${expectation} ${gigabytes(expectedBytesPerMs)}`;
   const short = isTimed
     ? ""
     : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
   const found = `at least ${gigabytes(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
-  const isSlow = isTimed && share !== undefined && share < LEAST_SHARE;
-  const checks: VerifyCheck[] = [
-    isSlow
-      ? {
-          id: "lane.slow",
-          area,
-          title: "slow",
-          status: "warn",
-          found,
+  const transfers = Math.max(1, moved.transfers);
+  const meanPostMs = (1000 * moved.postSeconds) / transfers;
+  const post = `${percent(postShare)} of the time, ${meanPostMs.toFixed(1)} ms, for ${(moved.descriptors / transfers).toFixed(0)} descriptors of a transfer`;
+  return [
+    isSlow(speed)
+      ? check("lane.slow", "slow", "warn", found, {
           fix: "compare with kv-peer doctor on D's host; small descriptors, a busy NIC and a limit of UCX_MAX_RNDV_RAILS are usual causes",
-        }
-      : { id: "lane.bandwidth", area, title: "bandwidth", status: "ok", found },
+        })
+      : check("lane.bandwidth", "bandwidth", "ok", found),
+    lane?.rank !== SHARED_MEMORY && postShare > 0.5 && meanPostMs > LONG_POST_MS
+      ? check("lane.posting", "post time", "warn", post, {
+          fix: "fewer and larger descriptors: equal block sizes and layouts on both sides; kv-plan shows what merges them (vllm-project/vllm#55434)",
+        })
+      : check(
+          "lane.post-time",
+          "post time",
+          "ok",
+          lane?.rank === SHARED_MEMORY ? `${post}; over shared memory the post is the copy` : post,
+        ),
   ];
-  const meanPostMs = (1000 * moved.postSeconds) / Math.max(1, moved.transfers);
-  const descriptors = (moved.descriptors / Math.max(1, moved.transfers)).toFixed(0);
-  const post = `${percent(postShare)} of the time, ${meanPostMs.toFixed(1)} ms, for ${descriptors} descriptors of a transfer`;
-  // Over shared memory, the post is the copy.
-  const isLong = lane?.rank !== SHARED_MEMORY && postShare > 0.5 && meanPostMs > LONG_POST_MS;
-  checks.push({
-    id: isLong ? "lane.posting" : "lane.post-time",
-    area,
-    title: "post time",
-    status: isLong ? "warn" : "ok",
-    found: lane?.rank === SHARED_MEMORY ? `${post}; over shared memory the post is the copy` : post,
-    fix: isLong
-      ? "fewer and larger descriptors: equal block sizes and layouts on both sides; kv-plan shows what merges them (vllm-project/vllm#55434)"
-      : undefined,
-  });
-  return checks;
 }
 
 function percent(share: number): string {

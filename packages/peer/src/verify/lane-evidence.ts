@@ -9,34 +9,25 @@ import {
 } from "@kv/nixl";
 import type { RemotePrefillParams } from "@kv/protocol";
 import { z } from "zod";
-import { measured, probeRequest } from "../doctor/memory/memory-checks.js";
-import { probeInChildProcess } from "../doctor/memory/probe-process.js";
-import { type MeasuredTransport, WITHOUT_LIMITS } from "../doctor/memory/transport-check.js";
+import type { Role } from "../checks/report.js";
+import { measureUnlimited, probeRequest } from "../doctor/memory/memory-checks.js";
+import type { MeasuredTransport } from "../doctor/memory/transport-check.js";
 import { readAllRanks } from "../doctor/pair-doctor.js";
-import type { Role } from "../doctor/pair-report.js";
 import { isThisHost, readTarget } from "../doctor/target.js";
-import type { EngineServer } from "../http/engine-server.js";
+import { type EngineServer, PROBE_PROMPT } from "../http/engine-server.js";
 import { parseJson } from "../http/http-request.js";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { LaneEvidence, LoggedLanes } from "./lane-checks.js";
 
-/** Where to look. */
 export interface LaneEvidenceOptions {
   readonly servers: Readonly<Record<Role, EngineServer>>;
-  /** The servers' logs. */
   readonly logs: Partial<Record<Role, string | undefined>>;
-  /** What `kv-nixl doctor --json` printed on each server's host. */
   readonly hosts: Partial<Record<Role, string | undefined>>;
-  /** Carries the handshakes for reading the servers' memory. Undefined: it is not read. */
   readonly sideChannel: SideChannel | undefined;
 }
 
 const ROLES = ["prefill", "decode"] as const;
-/** The shortest prompt: the server keeps a block of it until it is notified. */
-const PROBE_PROMPT = [20, 30];
-const PROBE_TIMEOUT_MS = 60_000;
-const PROBE_LIMIT_BYTES = 64 << 20;
 /** UCX prints its tables at the first transfer between two processes. */
 const LOG_LIMIT_BYTES = 64 << 20;
 
@@ -57,34 +48,27 @@ export async function laneEvidence({
     if (host !== undefined) given[role] = devicesOf(await readStart(host), host);
     if (log !== undefined) await readStart(log);
   }
-  return () => collect({ servers, logs, sideChannel }, given);
-}
-
-async function collect(
-  { servers, logs, sideChannel }: Omit<LaneEvidenceOptions, "hosts">,
-  given: LaneEvidence["devices"],
-): Promise<LaneEvidence> {
-  const found = {
-    logs: {} as Partial<Record<Role, LoggedLanes>>,
-    reached: {} as Partial<Record<Role, MeasuredTransport>>,
-    here: { prefill: false, decode: false },
-    devices: { ...given },
+  return async () => {
+    const found = {
+      logs: {} as Partial<Record<Role, LoggedLanes>>,
+      reached: {} as Partial<Record<Role, MeasuredTransport>>,
+      here: { prefill: false, decode: false },
+      devices: { ...given },
+    };
+    for (const role of ROLES) {
+      const log = logs[role];
+      if (log !== undefined) found.logs[role] = readLog(await readStart(log));
+      const asked = sideChannel && (await ask(servers[role]));
+      // A forwarded port is on this host, and the engine that announces its own address is not.
+      found.here[role] = isThisHost(asked?.remoteHost ?? readTarget(servers[role].url).host);
+      if (found.here[role]) found.devices[role] ??= rdmaDevices(realHost());
+      const reached = asked && (await reach(role, asked, sideChannel).catch(() => undefined));
+      if (reached !== undefined) found.reached[role] = reached;
+    }
+    return found;
   };
-  for (const role of ROLES) {
-    const log = logs[role];
-    if (log !== undefined) found.logs[role] = readLog(await readStart(log));
-    const asked = sideChannel === undefined ? undefined : await ask(servers[role]);
-    // A forwarded port is on this host, and the engine that announces its own address is not.
-    found.here[role] = isThisHost(asked?.remoteHost ?? readTarget(servers[role].url).host);
-    if (found.here[role]) found.devices[role] ??= rdmaDevices(realHost());
-    if (sideChannel === undefined || asked === undefined) continue;
-    const reached = await reach(role, asked, sideChannel).catch(() => undefined);
-    if (reached !== undefined) found.reached[role] = reached;
-  }
-  return found;
 }
 
-/** Reads the lanes from a server's log. */
 export function readLog(text: string): LoggedLanes {
   const provider = Array.from(text.matchAll(/rails using provider=(\S+)/g)).at(-1)?.[1];
   return { protocols: readUcxProtocols(text), provider };
@@ -99,8 +83,9 @@ const deviceSchema = z.object({
 });
 
 /**
- * The RDMA devices in what `kv-nixl doctor --json` printed. Errors: `KV_CONFIG_INVALID` when it is
- * something else.
+ * The RDMA devices in what `kv-nixl doctor --json` printed.
+ *
+ * @throws `KV_CONFIG_INVALID` when it is something else.
  */
 export function devicesOf(text: string, from: string): readonly RdmaDevice[] {
   const report = doctorReportSchema.safeParse(parseJson(text));
@@ -122,7 +107,9 @@ function ask(server: EngineServer): Promise<RemotePrefillParams | undefined> {
 
 /**
  * Reads a server's memory from this host, over every transport that UCX has here. Undefined when it
- * cannot be read. Errors: those of its side channel.
+ * cannot be read.
+ *
+ * @throws those of its side channel.
  */
 async function reach(
   role: Role,
@@ -133,11 +120,9 @@ async function reach(
   const { metadata } = await readRankMetadata(sideChannel, address);
   const facts = { role, remotePrefill, metadata, address };
   const ranks = await readAllRanks(facts, { sideChannel });
-  const request = probeRequest(facts, metadata, ranks, { limitBytes: PROBE_LIMIT_BYTES });
-  return measured(await probeInChildProcess(request, PROBE_TIMEOUT_MS, WITHOUT_LIMITS));
+  return measureUnlimited(probeRequest(facts, metadata, ranks, {}));
 }
 
-/** The beginning of a file as text. */
 async function readStart(path: string): Promise<string> {
   try {
     await using file = await open(path);

@@ -1,13 +1,11 @@
 import type { KvError } from "@kv/interface";
-import type { Role } from "../doctor/pair-report.js";
+import type { AllFacts } from "../checks/list.js";
+import { type Check, check, type Role } from "../checks/report.js";
 import type { Answer } from "../http/engine-server.js";
 import type { LeakReport } from "../load/block-leaks.js";
 import { type EngineCounters, promptTokens } from "./counters.js";
-import type { VerifyCheck } from "./verify-report.js";
 
-/** One prompt that was sent to the front end, and what the servers counted meanwhile. */
 export interface SentPrompt {
-  /** Tokens of the prompt. */
   readonly length: number;
   /** Undefined when it failed. */
   readonly answer: Answer | undefined;
@@ -18,7 +16,6 @@ export interface SentPrompt {
   readonly counted: Readonly<Record<Role, EngineCounters>>;
 }
 
-/** The blocks of one server after the prompts. */
 export interface HeldBlocks {
   readonly role: Role;
   readonly url: string;
@@ -28,12 +25,10 @@ export interface HeldBlocks {
   readonly running: number;
 }
 
-/** What `verify` saw of a deployment. */
 export interface SeenDeployment {
   readonly prompts: readonly SentPrompt[];
   /** From before the first prompt until after the last. */
   readonly totals: Readonly<Record<Role, EngineCounters>>;
-  /** The servers without a NixlConnector. */
   readonly withoutConnector: readonly string[];
   readonly blocks: readonly HeldBlocks[];
   /** The URL of the engine whose answers are right. */
@@ -43,19 +38,19 @@ export interface SeenDeployment {
 const prompts = (count: number) => `${count} ${count === 1 ? "prompt" : "prompts"}`;
 const tokens = (count: number) => count.toLocaleString("en-US");
 
-/** Whether the front end answered. */
-export function requestChecks({ prompts: sent }: SeenDeployment): VerifyCheck[] {
-  const area = "requests";
+type Seen = Pick<AllFacts, "deployment">;
+
+export function requestChecks({ deployment: { prompts: sent } }: Seen): Check[] {
   const failed = sent.flatMap(({ failure }) => failure ?? []);
   const [first] = failed;
   if (first === undefined) {
     const found = `${prompts(sent.length)} of ${tokens(sent[0]?.length ?? 0)} tokens, with status 200`;
-    return [{ id: "requests.answered", area, title: "answered", status: "ok", found }];
+    return [check("requests.answered", "answered", "ok", found)];
   }
   const found = `${failed.length} of ${prompts(sent.length)}; the first: ${first.message}`;
   const fix =
     "the logs of the front end and of both servers have the cause; kv-peer doctor checks the pair";
-  return [{ id: "requests.failed", area, title: "requests failed", status: "fail", found, fix }];
+  return [check("requests.failed", "requests failed", "fail", found, { fix })];
 }
 
 /**
@@ -76,8 +71,7 @@ function servedHow({ length, counted: { prefill, decode } }: SentPrompt): Served
 }
 
 /** Whether KV moved, in which direction and for how many of the prompts, or D computed them. */
-export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
-  const area = "transfer";
+export function transferChecks({ deployment: seen }: Seen): Check[] {
   const answered = seen.prompts.filter(({ answer }) => answer !== undefined);
   if (answered.length === 0) return [];
   const { prefill, decode } = seen.totals;
@@ -88,85 +82,91 @@ export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
     of("unclear"),
     of("elsewhere"),
   ];
-  const checks: VerifyCheck[] = [];
-  const add = (
-    id: string,
-    title: string,
-    status: VerifyCheck["status"],
-    found: string,
-    fix?: string,
-  ) => checks.push({ id: `transfer.${id}`, area, title, status, found, fix });
+  const checks: Check[] = [];
   const share = (list: readonly SentPrompt[]) => `${list.length} of ${prompts(answered.length)}`;
 
   if (moved.length > 0) {
     const [d, p] = [decode.transfers > 0, prefill.transfers > 0];
     const how = d && p ? "by READ and WRITE" : d ? "READ by D" : "WRITTEN by P";
-    const all = {
-      bytes: decode.bytes + prefill.bytes,
-      transfers: decode.transfers + prefill.transfers,
-    };
-    const found = `${share(moved)}: ${tokens(all.bytes)} bytes in ${tokens(all.transfers)} transfers, ${how}; D computed ${tokens(decode.computedTokens)} of ${tokens(promptTokens(decode))} prompt tokens`;
-    add("moved", "KV moved", "ok", found);
+    const [bytes, transfers] = [
+      decode.bytes + prefill.bytes,
+      decode.transfers + prefill.transfers,
+    ].map(tokens);
+    const found = `${share(moved)}: ${bytes} bytes in ${transfers} transfers, ${how}; D computed ${tokens(decode.computedTokens)} of ${tokens(promptTokens(decode))} prompt tokens`;
+    checks.push(check("transfer.moved", "KV moved", "ok", found));
     const again = moved.filter(({ length, counted }) => counted.decode.computedTokens > length / 2);
     if (again.length > 0)
-      add(
-        "computed-again",
-        "computed again",
-        "fail",
-        `${share(again)}: KV moved, and D computed the prompt as well`,
-        "compare the block sizes and the prefix caching of both servers; look for failed loads in D's log",
+      checks.push(
+        check(
+          "transfer.computed-again",
+          "computed again",
+          "fail",
+          `${share(again)}: KV moved, and D computed the prompt as well`,
+          {
+            fix: "compare the block sizes and the prefix caching of both servers; look for failed loads in D's log",
+          },
+        ),
       );
   }
   if (recomputed.length > 0) {
-    const computed = recomputed.reduce(
-      (sum, { counted }) => sum + counted.decode.computedTokens,
-      0,
-    );
-    const all = recomputed.reduce((sum, { length }) => sum + length, 0);
+    const computed = sumOf(recomputed, ({ counted }) => counted.decode.computedTokens);
+    const all = sumOf(recomputed, ({ length }) => length);
     // A load that failed is computed without being counted as such.
     const claimed =
       computed < all ? "; the rest it counts as loaded, though nothing was transferred" : "";
-    add(
-      "recomputed",
-      "D recomputes",
-      "fail",
-      `${share(recomputed)}: no KV moved; D computed ${tokens(computed)} of ${tokens(all)} prompt tokens itself${claimed} (kserve/kserve#5987)`,
-      whyRecomputed(seen),
+    checks.push(
+      check(
+        "transfer.recomputed",
+        "D recomputes",
+        "fail",
+        `${share(recomputed)}: no KV moved; D computed ${tokens(computed)} of ${tokens(all)} prompt tokens itself${claimed} (kserve/kserve#5987)`,
+        { fix: whyRecomputed(seen) },
+      ),
     );
   }
   if (elsewhere.length > 0)
-    add(
-      "elsewhere",
-      "not at D",
-      "fail",
-      `${share(elsewhere)}: no decode server that was given counted them`,
-      "give every decode server behind this front end with --decode; does it send requests to the prefill servers alone?",
+    checks.push(
+      check(
+        "transfer.elsewhere",
+        "not at D",
+        "fail",
+        `${share(elsewhere)}: no decode server that was given counted them`,
+        {
+          fix: "give every decode server behind this front end with --decode; does it send requests to the prefill servers alone?",
+        },
+      ),
     );
   if (unclear.length > 0)
-    add(
-      "unclear",
-      "other requests",
-      moved.length > 0 ? "warn" : "fail",
-      `${share(unclear)}: D counted other requests at the same time, so that what moved for these is not known`,
-      "verify while no other client uses the deployment",
+    checks.push(
+      check(
+        "transfer.unclear",
+        "other requests",
+        moved.length > 0 ? "warn" : "fail",
+        `${share(unclear)}: D counted other requests at the same time, so that what moved for these is not known`,
+        { fix: "verify while no other client uses the deployment" },
+      ),
     );
   if (decode.failedTransfers + prefill.failedTransfers > 0)
-    add(
-      "failed",
-      "failed transfers",
-      "fail",
-      `${decode.failedTransfers} at D and ${prefill.failedTransfers} at P, handshakes and notifications included`,
-      "kv-peer doctor with this pair names the cause; the servers' logs have a line for each",
+    checks.push(
+      check(
+        "transfer.failed",
+        "failed transfers",
+        "fail",
+        `${decode.failedTransfers} at D and ${prefill.failedTransfers} at P, handshakes and notifications included`,
+        {
+          fix: "kv-peer doctor with this pair names the cause; the servers' logs have a line for each",
+        },
+      ),
     );
-  if (seen.withoutConnector.length > 0 && recomputed.length === 0)
-    add(
-      "no-connector",
-      "connector",
-      "note",
-      `${seen.withoutConnector.join(", ")} has no NIXL metrics`,
-    );
+  if (seen.withoutConnector.length > 0 && recomputed.length === 0) {
+    const found = `${seen.withoutConnector.join(", ")} has no NIXL metrics`;
+    checks.push(check("transfer.no-connector", "connector", "note", found));
+  }
   return checks;
 }
+
+const sumOf = (list: readonly SentPrompt[], of: (prompt: SentPrompt) => number) =>
+  list.reduce((sum, prompt) => sum + of(prompt), 0);
 
 /** The likeliest reason for which D computes, from the outside inwards. */
 function whyRecomputed({ withoutConnector, totals: { prefill, decode } }: SeenDeployment): string {
@@ -180,94 +180,65 @@ function whyRecomputed({ withoutConnector, totals: { prefill, decode } }: SeenDe
   return "P computed the prompts and no transfer was tried: the front end does not ask P for kv_transfer_params, or does not hand them to D";
 }
 
-const FREE_FIX: Readonly<Record<"prefill" | "decode", string>> = {
+const FREE_FIX: Readonly<Record<Role, string>> = {
   prefill:
     "each request that P computes must end at one D: look for a front end that retries or drops the decode leg; until then the blocks stay for a lease",
   decode: "look for aborted requests in D's log; a restart frees the blocks",
 };
 
-/** Whether both sides freed the blocks of the prompts. */
-export function blockChecks({ blocks, totals }: SeenDeployment): VerifyCheck[] {
-  const area = "blocks";
-  const checks = blocks.map(({ role, url, leaks, running }): VerifyCheck => {
-    const title = `blocks at ${role === "prefill" ? "P" : "D"}`;
-    const about = { id: `blocks.${role}-freed`, area, title } as const;
+export function blockChecks({ deployment: { blocks, totals } }: Seen): Check[] {
+  const checks = blocks.map(({ role, url, leaks, running }): Check => {
+    const letter = role === "prefill" ? "P" : "D";
+    const freed = (status: Check["status"], found: string) =>
+      check(`blocks.${role}-freed`, `blocks at ${letter}`, status, found);
     if (leaks === undefined)
-      return {
-        ...about,
-        status: "note",
-        found: `not known: /metrics of ${url} do not show its blocks`,
-      };
+      return freed("note", `not known: /metrics of ${url} do not show its blocks`);
     if (leaks.leaked === 0) {
       const seconds = ((leaks.freedMs ?? 0) / 1000).toFixed(1);
-      return { ...about, status: "ok", found: `${url} has freed them, seen after ${seconds} s` };
+      return freed("ok", `${url} has freed them, seen after ${seconds} s`);
     }
     const found = `${url} holds ${leaks.leaked} blocks that it did not hold before`;
-    if (running > 0)
-      return {
-        ...about,
-        status: "note",
-        found: `${found}, and ${running} other requests run there`,
-      };
-    return {
-      ...about,
-      id: `blocks.${role}-leaked`,
-      title: `${role === "prefill" ? "P" : "D"} leaks`,
-      status: "fail",
-      found: `${found}, though no request runs`,
-      fix: FREE_FIX[role],
-    };
+    if (running > 0) return freed("note", `${found}, and ${running} other requests run there`);
+    return check(
+      `blocks.${role}-leaked`,
+      `${letter} leaks`,
+      "fail",
+      `${found}, though no request runs`,
+      { fix: FREE_FIX[role] },
+    );
   });
-  const expired = totals.prefill.expiredRequests;
-  const late = totals.prefill.notificationsAfterExpiry;
-  if (expired + late > 0)
-    checks.push({
-      id: "blocks.expired",
-      area,
-      title: "leases",
-      status: "fail",
-      found: `${expired} leases ended before D had read, and ${late} notifications came after the end of one`,
-      fix: "raise kv_lease_duration at P, or find out why D reads late",
-    });
-  return checks;
+  const { expiredRequests, notificationsAfterExpiry } = totals.prefill;
+  if (expiredRequests + notificationsAfterExpiry === 0) return checks;
+  const found = `${expiredRequests} leases ended before D had read, and ${notificationsAfterExpiry} notifications came after the end of one`;
+  const fix = "raise kv_lease_duration at P, or find out why D reads late";
+  return [...checks, check("blocks.expired", "leases", "fail", found, { fix })];
 }
 
-/** Whether the answers are those of one engine. */
-export function tokenChecks({ prompts: sent, reference }: SeenDeployment): VerifyCheck[] {
-  const area = "tokens";
-  const pairs = sent.flatMap(({ answer, expected }, index) =>
-    answer === undefined || expected === undefined ? [] : [{ index, answer, expected }],
+export function tokenChecks({ deployment: { prompts: sent, reference } }: Seen): Check[] {
+  const pairs = sent.flatMap(({ answer, expected }) =>
+    answer === undefined || expected === undefined ? [] : [{ answer, expected }],
   );
-  const about = { id: "tokens.equal", area, title: "tokens" } as const;
-  if (pairs.length === 0)
-    return [
-      {
-        ...about,
-        status: "note",
-        found: `not known: ${reference} did not answer the same prompts`,
-      },
-    ];
-  const different = pairs.filter(
-    ({ answer, expected }) => firstDifference(answer, expected) !== undefined,
+  const differences = pairs.flatMap(
+    ({ answer, expected }) => firstDifference(answer, expected) ?? [],
   );
-  const [first] = different;
-  if (first === undefined)
-    return [
-      {
-        ...about,
-        status: "ok",
-        found: `${pairs.length} of ${prompts(sent.length)} have the answer of ${reference} alone`,
-      },
-    ];
+  if (pairs.length === 0) {
+    const found = `not known: ${reference} did not answer the same prompts`;
+    return [check("tokens.equal", "tokens", "note", found)];
+  }
+  if (differences.length === 0) {
+    const found = `${pairs.length} of ${prompts(sent.length)} have the answer of ${reference} alone`;
+    return [check("tokens.equal", "tokens", "ok", found)];
+  }
   return [
-    {
-      ...about,
-      id: "tokens.differ",
-      title: "tokens differ",
-      status: "fail",
-      found: `${different.length} of ${prompts(pairs.length)} have another answer than ${reference} alone: ${firstDifference(first.answer, first.expected)}`,
-      fix: "kv-peer doctor with this pair checks the plan and the bytes; engines whose answers depend on the batch need --reference with equal settings",
-    },
+    check(
+      "tokens.differ",
+      "tokens differ",
+      "fail",
+      `${differences.length} of ${prompts(pairs.length)} have another answer than ${reference} alone: ${differences[0]}`,
+      {
+        fix: "kv-peer doctor with this pair checks the plan and the bytes; engines whose answers depend on the batch need --reference with equal settings",
+      },
+    ),
   ];
 }
 

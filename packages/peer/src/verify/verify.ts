@@ -1,28 +1,19 @@
 import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
+import { judge } from "../checks/list.js";
+import type { Report } from "../checks/report.js";
 import type { Answer, EngineServer } from "../http/engine-server.js";
 import { checkLeaks, readUsedBlocks, unfinishedRequests } from "../load/block-leaks.js";
 import { randomPrompt } from "../load/load.js";
 import { growth, hasNixlConnector, promptTokens, readCounters } from "./counters.js";
-import { type LaneEvidence, laneChecks } from "./lane-checks.js";
-import {
-  blockChecks,
-  type HeldBlocks,
-  requestChecks,
-  type SeenDeployment,
-  type SentPrompt,
-  tokenChecks,
-  transferChecks,
-} from "./verify-checks.js";
-import type { VerifyReport } from "./verify-report.js";
+import type { LaneEvidence } from "./lane-checks.js";
+import type { HeldBlocks, SeenDeployment, SentPrompt } from "./verify-checks.js";
 
 /** Options of `verify`. */
 export interface VerifyOptions extends AmbientOptions {
   /** What clients send requests to: a router, a gateway, a front end of any kind. */
   readonly front: EngineServer;
-  /** The prefill servers behind it. */
   readonly prefill: readonly EngineServer[];
-  /** The decode servers behind it. */
   readonly decode: readonly EngineServer[];
   /** One engine whose answers are right. @default the first prefill server */
   readonly reference?: EngineServer | undefined;
@@ -51,19 +42,15 @@ const POLL_MS = 50;
 /**
  * Sends prompts that no cache holds to a deployment, one after another, and compares what its
  * servers counted, freed and answered with what a pair that moves KV does. Faults of the deployment
- * are part of the report. Errors: `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
+ * are part of the report.
+ *
+ * @throws `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
  */
-export async function verify(options: VerifyOptions): Promise<VerifyReport> {
+export async function verify(options: VerifyOptions): Promise<Report> {
   const seen = await observe(options, ambient(options));
   const moved = seen.totals.decode.transfers + seen.totals.prefill.transfers > 0;
   const lane = moved ? await options.lane?.() : undefined;
-  return reportOfChecks([
-    ...requestChecks(seen),
-    ...transferChecks(seen),
-    ...(lane === undefined ? [] : laneChecks(seen.totals, lane)),
-    ...blockChecks(seen),
-    ...tokenChecks(seen),
-  ]);
+  return reportOfChecks(judge({ deployment: seen, lane }));
 }
 
 async function observe(

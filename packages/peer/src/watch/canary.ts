@@ -1,12 +1,14 @@
-import { KvError } from "@kv/interface";
+import { KvError, type Random } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
+import type { Check } from "../checks/report.js";
+import type { Reach } from "../headless/headless-engine.js";
 import { filterNotifications } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
-import { readRankMetadata } from "../protocol/handshake.js";
+import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import { compareKv, type DiffOptions, filledParts } from "../recording/diff.js";
-import { type ReceivePlace, receiveKv } from "../recording/receive-kv.js";
-import type { Finding } from "./findings.js";
+import { receiveKv } from "../recording/receive-kv.js";
+import { finding } from "./findings.js";
 
 /** A pair of servers that serves requests, or a P alone. */
 export interface WatchedPair {
@@ -23,17 +25,14 @@ export interface CanaryReference {
   tokens: readonly number[] | undefined;
 }
 
-/** Options of `runCanary`. */
-export interface CanaryOptions extends DiffOptions, ReceivePlace {
-  /** The prompt, as token ids. */
+export interface CanaryOptions extends DiffOptions, Reach {
+  readonly random: Random;
   readonly prompt: readonly number[];
-  /** Tokens that D generates. */
   readonly outputTokens: number;
 }
 
-/** One canary prompt at one pair. */
 export interface CanaryResult {
-  readonly findings: readonly Finding[];
+  readonly findings: readonly Check[];
   /** KV that was read at P, in bytes. */
   readonly kvBytes: number;
   /** Prompts that P computed, and tokens that D generated. */
@@ -41,8 +40,7 @@ export interface CanaryResult {
   readonly outputTokens: number;
   /** Of P's rank 0; undefined where the canary failed before. */
   readonly metadata: AgentMetadata | undefined;
-  /** P's side channel as its answer names it. */
-  readonly sideChannel: { readonly host: string; readonly port: number } | undefined;
+  readonly sideChannel: SideChannelAddress | undefined;
   /** What this pair gave, for pairs and rounds that have no reference yet. */
   readonly reference: CanaryReference | undefined;
 }
@@ -58,10 +56,10 @@ export async function runCanary(
   options: CanaryOptions,
 ): Promise<CanaryResult> {
   const { prompt, outputTokens, random } = options;
-  const findings: Finding[] = [];
+  const findings: Check[] = [];
   const result = { kvBytes: 0, prompts: 0, outputTokens: 0 };
   let metadata: AgentMetadata | undefined;
-  let sideChannel: { host: string; port: number } | undefined;
+  let sideChannel: SideChannelAddress | undefined;
   let kv: Uint8Array | undefined;
   let tokens: readonly number[] | undefined;
   let at = prefill;
@@ -94,7 +92,7 @@ export async function runCanary(
       const [first] = different;
       if (first !== undefined) {
         const found = `the KV of the canary differs from that of ${reference.from} in ${different.length} of ${parts.length} regions, first in ${first.region}: ${first.one} | ${first.other}`;
-        findings.push({ kind: "kv-differs", server: prefill.url, found });
+        findings.push(finding("kv-differs", prefill.url, found));
       }
     }
     if (decode !== undefined) {
@@ -109,14 +107,14 @@ export async function runCanary(
       const differs = wanted?.findIndex((token, index) => token !== tokens?.[index]) ?? -1;
       if (wanted !== undefined && differs >= 0) {
         const found = `token ${differs} of the canary is ${tokens[differs]} and not ${wanted[differs]} as at ${reference?.from}`;
-        findings.push({ kind: "tokens-differ", server: decode.url, found });
+        findings.push(finding("tokens-differ", decode.url, found));
       }
     }
   } catch (thrown) {
     const { code, message } = KvError.from(thrown, "KV_INTERNAL", "the canary failed");
     const isGone = code === "KV_PROXY_UPSTREAM_FAILED" && !/ answered \d+/.test(message);
     const kind = isGone || code.startsWith("KV_SIDE_CHANNEL") ? "unreachable" : "canary-failed";
-    findings.push({ kind, server: at.url, found: `${message} [${code}]` });
+    findings.push(finding(kind, at.url, `${message} [${code}]`));
   }
   return {
     ...result,

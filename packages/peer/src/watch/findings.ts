@@ -1,4 +1,5 @@
-/** What each kind of finding means, and what to do about it. */
+import { type Check, check } from "../checks/report.js";
+
 export const FINDING_KINDS = {
   "kv-differs": {
     meaning:
@@ -54,21 +55,23 @@ export const FINDING_KINDS = {
   },
 } as const;
 
-/** The kind of a finding. */
 export type FindingKind = keyof typeof FINDING_KINDS;
 
-/** Something that `kv-peer watch` found in one round. */
-export interface Finding {
-  readonly kind: FindingKind;
-  /** The server that it is about, by its URL. */
-  readonly server: string;
-  /** What was seen, with values. */
-  readonly found: string;
+/** A check that `kv-peer watch` reports: of a server, by its URL. */
+export function finding(kind: FindingKind, server: string, found: string): Check {
+  const { meaning, remedy } = FINDING_KINDS[kind];
+  return check(`watch.${kind}`, meaning, "fail", found, { fix: remedy, details: { server } });
+}
+
+/** A finding as `kv-peer watch --json` and its webhook have it. */
+export function findingJson({ id, title, found, fix, details }: Check) {
+  const kind = id.slice("watch.".length);
+  return { kind, server: String(details?.server), found, meaning: title, remedy: fix };
 }
 
 /** A finding as one line: what was seen, what it means, what to do. */
-export function findingLine({ kind, server, found }: Finding): string {
-  const { meaning, remedy } = FINDING_KINDS[kind];
+export function findingLine(seen: Check): string {
+  const { kind, server, found, meaning, remedy } = findingJson(seen);
   return `${kind}  ${server}: ${found}; ${meaning}; remedy: ${remedy}`.replaceAll(
     /\s*[\r\n]+\s*/g,
     " ",

@@ -2,12 +2,14 @@ import { readFile } from "node:fs/promises";
 import { METRICS } from "@kv/connector";
 import type { AgentMetadata } from "@kv/protocol";
 import { z } from "zod";
+import type { Check } from "../checks/report.js";
 import { isThisHost } from "../doctor/target.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { requestJson } from "../http/http-request.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
 import { unfinishedRequests } from "../load/block-leaks.js";
-import type { Finding, FindingKind } from "./findings.js";
+import type { SideChannelAddress } from "../protocol/handshake.js";
+import { type FindingKind, finding } from "./findings.js";
 
 const COUNTERS: readonly (readonly [FindingKind, string])[] = [
   ["notifications-after-expiry", `${METRICS.notificationsAfterExpiry}_total`],
@@ -34,19 +36,15 @@ export class ServerCounters {
    * What has changed since the last call. A counter that is lower than before belongs to a server
    * that was restarted, and counts from there.
    */
-  compare(samples: MetricSamples, nowMs: number): Finding[] {
-    const findings: Finding[] = [];
+  compare(samples: MetricSamples, nowMs: number): Check[] {
+    const findings: Check[] = [];
     for (const [kind, name] of COUNTERS) {
       const value = samples.sum(name);
       if (value === undefined) continue;
       const before = this.#before.get(name);
       this.#before.set(name, value);
       if (before === undefined || value <= before) continue;
-      findings.push({
-        kind,
-        server: this.#url,
-        found: `${name} grew by ${value - before} to ${value}`,
-      });
+      findings.push(finding(kind, this.#url, `${name} grew by ${value - before} to ${value}`));
     }
     const used = samples.sum("vllm:kv_cache_usage_perc") ?? 0;
     if (used === 0 || unfinishedRequests(samples) > 0) this.#heldSinceMs = undefined;
@@ -54,26 +52,30 @@ export class ServerCounters {
     const heldMs = nowMs - (this.#heldSinceMs ?? nowMs);
     if (heldMs >= HELD_TOO_LONG_MS) {
       const found = `${(100 * used).toFixed(1)} % of the blocks are in use for ${Math.round(heldMs / 1000)} s without a request`;
-      findings.push({ kind: "blocks-stay-allocated", server: this.#url, found });
+      findings.push(finding("blocks-stay-allocated", this.#url, found));
     }
     return findings;
   }
 }
 
-/** Regions of one cache at the same address. */
-export function sharedAddresses(server: string, metadata: AgentMetadata): Finding[] {
-  const byAddress = new Map<number, number>();
-  for (const [region, address] of metadata.baseAddresses.entries()) {
-    const other = byAddress.get(address);
-    if (other === undefined) {
-      byAddress.set(address, region);
-      continue;
-    }
-    const name = (index: number) => metadata.regionNames?.[index] ?? `region ${index}`;
-    const found = `${name(other)} and ${name(region)} are both at address ${address}`;
-    return [{ kind: "shared-base-address", server, found }];
-  }
-  return [];
+export interface WatchedServer {
+  readonly url: string;
+  readonly reading: readonly Check[];
+  readonly metadata: AgentMetadata | undefined;
+  /** What listens on every address, in words. */
+  readonly wide: readonly string[];
+}
+
+export function addressChecks({ url, metadata, wide }: WatchedServer): Check[] {
+  const checks = wide.map((found) => finding("wide-address", url, found));
+  const { baseAddresses = [], regionNames } = metadata ?? {};
+  const region = baseAddresses.findIndex((address, at) => baseAddresses.indexOf(address) < at);
+  if (region < 0) return checks;
+  const [one, other] = [baseAddresses.indexOf(baseAddresses[region] ?? 0), region].map(
+    (at) => regionNames?.[at] ?? `region ${at}`,
+  );
+  const found = `${one} and ${other} are both at address ${baseAddresses[region]}`;
+  return [finding("shared-base-address", url, found), ...checks];
 }
 
 const eventSources = z.record(
@@ -87,32 +89,27 @@ const eventSources = z.record(
 const WIDE_HOST = /^(\*|0\.0\.0\.0|\[?::\]?)$/;
 
 /**
- * Ports that listen on every address: KV event sockets by `GET /kv_event_sources` (vLLM 0.33), a
- * side channel by the host that P announces, and on this host by the kernel's table of sockets.
+ * What listens on every address, in words: KV event sockets by `GET /kv_event_sources` (vLLM 0.33),
+ * a side channel by the host that P announces, and on this host by the kernel's table of sockets.
  */
 export async function wideAddresses(
   server: EngineServer,
-  sideChannel: { readonly host: string; readonly port: number } | undefined,
-): Promise<Finding[]> {
-  const finding = (found: string): Finding => ({ kind: "wide-address", server: server.url, found });
-  const findings: Finding[] = [];
+  sideChannel: SideChannelAddress | undefined,
+): Promise<string[]> {
   const answer = await requestJson(`${server.url}/kv_event_sources`, { timeoutMs: 5000 }).catch(
     () => ({}),
   );
-  for (const source of Object.values(eventSources.safeParse(answer).data ?? {})) {
-    if (source.enable_kv_cache_events === false) continue;
-    for (const endpoint of [source.endpoint, source.replay_endpoint]) {
-      const [, host] = /^tcp:\/\/(.*):\d+$/.exec(endpoint ?? "") ?? [];
-      if (host !== undefined && WIDE_HOST.test(host))
-        findings.push(finding(`KV events listen on ${endpoint}`));
-    }
-  }
-  if (sideChannel === undefined) return findings;
+  const found = Object.values(eventSources.safeParse(answer).data ?? {})
+    .filter((source) => source.enable_kv_cache_events !== false)
+    .flatMap(({ endpoint, replay_endpoint }) => [endpoint ?? "", replay_endpoint ?? ""])
+    .filter((endpoint) => WIDE_HOST.test(/^tcp:\/\/(.*):\d+$/.exec(endpoint)?.[1] ?? ""))
+    .map((endpoint) => `KV events listen on ${endpoint}`);
+  if (sideChannel === undefined) return found;
   const { host, port } = sideChannel;
-  if (WIDE_HOST.test(host)) findings.push(finding(`the side channel announces ${host}:${port}`));
+  if (WIDE_HOST.test(host)) found.push(`the side channel announces ${host}:${port}`);
   else if (isThisHost(host) && (await listensWide(port)))
-    findings.push(finding(`the side channel listens on every address at port ${port}`));
-  return findings;
+    found.push(`the side channel listens on every address at port ${port}`);
+  return found;
 }
 
 /**

@@ -1,10 +1,11 @@
 import { type MemoryMetrics, memoryMetrics } from "@kv/connector";
 import { type Clock, KvError } from "@kv/interface";
+import { judge } from "../checks/list.js";
+import type { Check } from "../checks/report.js";
 import { type CanaryOptions, type CanaryReference, runCanary, type WatchedPair } from "./canary.js";
-import { FINDING_KINDS, type Finding, type FindingKind } from "./findings.js";
-import { ServerCounters, sharedAddresses, wideAddresses } from "./server-checks.js";
+import { FINDING_KINDS, findingJson } from "./findings.js";
+import { ServerCounters, wideAddresses } from "./server-checks.js";
 
-/** Options of `Watch`. */
 export interface WatchOptions extends CanaryOptions {
   readonly pairs: readonly WatchedPair[];
   /**
@@ -15,22 +16,18 @@ export interface WatchOptions extends CanaryOptions {
   readonly clock: Clock;
 }
 
-/** What one round found and cost. */
 export interface WatchRound {
   /** Counted from 1. */
   readonly number: number;
-  readonly findings: readonly Finding[];
+  readonly findings: readonly Check[];
   /** Those of `findings` that the round before did not have. */
-  readonly fresh: readonly Finding[];
+  readonly fresh: readonly Check[];
   readonly cost: {
     readonly durationMs: number;
     /** KV that was read at P's, in bytes. */
     readonly kvBytes: number;
-    /** Prompts that P's computed. */
     readonly prompts: number;
-    /** Tokens of these prompts. */
     readonly promptTokens: number;
-    /** Tokens that D's generated. */
     readonly outputTokens: number;
   };
 }
@@ -64,31 +61,33 @@ export class Watch {
   async round(): Promise<WatchRound> {
     const { pairs, clock, prompt } = this.#options;
     const startedMs = clock.now();
-    const findings: Finding[] = [];
+    const findings: Check[] = [];
     const sum = { kvBytes: 0, prompts: 0, outputTokens: 0 };
     const checked = new Set<string>();
     for (const pair of pairs) {
+      const reading: Check[] = [];
       for (const server of [pair.prefill, pair.decode]) {
         if (server === undefined || checked.has(server.url)) continue;
         checked.add(server.url);
         const samples = await server.metrics().catch(() => undefined);
         if (samples !== undefined)
-          findings.push(...(this.#counters.get(server.url)?.compare(samples, clock.now()) ?? []));
+          reading.push(...(this.#counters.get(server.url)?.compare(samples, clock.now()) ?? []));
       }
       const canary = await runCanary(pair, this.#reference, this.#options);
       this.#reference ??= canary.reference;
       if (this.#reference !== undefined) this.#reference.tokens ??= canary.reference?.tokens;
-      findings.push(...canary.findings);
-      const { url } = pair.prefill;
-      if (canary.metadata !== undefined) findings.push(...sharedAddresses(url, canary.metadata));
-      if (!canary.findings.some(({ kind }) => kind === "unreachable"))
-        findings.push(...(await wideAddresses(pair.prefill, canary.sideChannel)));
+      reading.push(...canary.findings);
+      const { prefill } = pair;
+      const isGone = canary.findings.some(({ id }) => id === "watch.unreachable");
+      const wide = isGone ? [] : await wideAddresses(prefill, canary.sideChannel);
+      const watched = { url: prefill.url, reading, metadata: canary.metadata, wide };
+      findings.push(...judge({ watched }));
       sum.kvBytes += canary.kvBytes;
       sum.prompts += canary.prompts;
       sum.outputTokens += canary.outputTokens;
     }
     this.#number += 1;
-    const keyOf = ({ kind, server }: Finding) => `${kind} ${server}`;
+    const keyOf = ({ id, details }: Check) => `${id} ${details?.server}`;
     const fresh = findings.filter((finding) => !this.#before.has(keyOf(finding)));
     this.#before = new Set(findings.map(keyOf));
     const cost = {
@@ -105,9 +104,9 @@ export class Watch {
     return this.#metrics.render();
   }
 
-  #count(findings: readonly Finding[], cost: WatchRound["cost"]): void {
+  #count(findings: readonly Check[], cost: WatchRound["cost"]): void {
     const metrics = this.#metrics;
-    for (const { kind, server } of findings)
+    for (const { kind, server } of findings.map(findingJson))
       metrics.count("kv_watch_findings_total", 1, { kind, server });
     metrics.count("kv_watch_rounds_total");
     metrics.observe("kv_watch_round_duration_seconds", cost.durationMs / 1000);
@@ -117,16 +116,13 @@ export class Watch {
   }
 }
 
-const CANNOT_RUN: readonly FindingKind[] = ["unreachable"];
-
 /**
  * For a single round: errors `KV_PROXY_UPSTREAM_FAILED` when a server does not answer, because then
  * the round says nothing about its pair.
  */
 export function requireAnswers({ findings }: WatchRound): void {
-  const gone = findings.filter(({ kind }) => CANNOT_RUN.includes(kind));
-  const [first] = gone;
-  if (first === undefined) return;
+  const gone = findings.map(findingJson).filter(({ kind }) => kind === "unreachable");
+  if (gone.length === 0) return;
   throw new KvError(
     "KV_PROXY_UPSTREAM_FAILED",
     `${gone.length} of the servers do not answer: ${gone.map(({ server, found }) => `${server} (${found})`).join(", ")}`,

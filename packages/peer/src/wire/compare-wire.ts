@@ -9,7 +9,6 @@ import {
 import type { WireReading } from "./read-wire.js";
 import CHECKS from "./vllm-checks.json" with { type: "json" };
 
-/** One entry of the wire that is not as in the described version. */
 export interface WireDifference {
   /** The message, such as "agent metadata"; "connector" for the connector version. */
   readonly section: string;
@@ -23,15 +22,12 @@ export interface WireDifference {
   readonly after?: string | undefined;
 }
 
-/** What a vLLM changed on the wire. */
 export interface WireReport {
-  /** The version of the sources; null when they do not say it. */
   readonly vllm: string | null;
   /** The sources' `NIXL_CONNECTOR_VERSION`; null when it was not found. */
   readonly connectorVersion: number | null;
   /** The described version with the same release number, else the most similar one. */
   readonly comparedWith: VllmVersion;
-  /** Empty when both are the same. */
   readonly differences: readonly WireDifference[];
   /**
    * Whether clients' requests were compared too. False where the sources have no API server, and

@@ -27,8 +27,10 @@ const TIMEOUT_MS = 50_000;
 /**
  * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does
  * it: `ast` and `zipfile` are Python's own, and who runs vLLM has them. vLLM's code is not
- * executed. Errors: `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is
- * no python3.
+ * executed.
+ *
+ * @throws `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is no
+ * python3.
  */
 export async function readWire(wheelOrTree: string): Promise<WireReading> {
   const script = join(

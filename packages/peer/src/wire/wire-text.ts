@@ -4,10 +4,6 @@ import type { WireDifference, WireReport } from "./compare-wire.js";
 const MAX_LINES = 100;
 const MAX_LENGTH = 200;
 
-/**
- * The report as text: one line per difference and its consequence below; the verdict is in the last
- * line.
- */
 export function wireText(report: WireReport): string {
   const { vllm, connectorVersion, comparedWith, differences, requestsCompared } = report;
   const { version, support } = comparedWith;

@@ -135,7 +135,7 @@ describe.each(Object.entries(ENGINES))("field.md P3: %s", (_, { change, blocks, 
     const unknown = watch();
     await unknown.round();
     expect((await unknown.round()).findings).toMatchObject([
-      { kind: "canary-failed", found: expect.stringMatching(/KV_CONFIG_INVALID/) },
+      { id: "watch.canary-failed", found: expect.stringMatching(/KV_CONFIG_INVALID/) },
     ]);
     const known = watch(groups);
     await known.round();

@@ -62,7 +62,6 @@ export class BlockPool {
   /** Free blocks with content, least recently freed first (insertion order). */
   readonly #reusable = new Set<number>();
 
-  /** Errors: `KV_CONFIG_INVALID` for fewer than two blocks. */
   constructor({ numBlocks, prefixCaching = true, fragmented = false }: BlockPoolOptions) {
     if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
       throw new KvError(
@@ -77,12 +76,10 @@ export class BlockPool {
     for (let id = 1; id < numBlocks; id++) this.#empty.add(id);
   }
 
-  /** Blocks that `allocate` could give now, with or without reusable content. */
   get free(): number {
     return this.#empty.size + this.#reusable.size;
   }
 
-  /** Blocks that requests hold. */
   get held(): number {
     return this.capacity - this.free;
   }
@@ -145,7 +142,6 @@ export class BlockPool {
     this.#blockOf.set(hash, id);
   }
 
-  /** Forgets the content of all blocks: those that are held are not found any more. */
   forgetContent(): void {
     for (const id of this.#reusable) this.#empty.add(id);
     this.#reusable.clear();
@@ -184,13 +180,11 @@ export class BlockPool {
   }
 }
 
-/** Consecutive block ids, `first` to `first + length - 1`. */
 export interface BlockRun {
   readonly first: number;
   readonly length: number;
 }
 
-/** Splits ascending ids into maximal runs. */
 export function runsOf(ascending: readonly number[]): BlockRun[] {
   const runs: { first: number; length: number }[] = [];
   for (const id of ascending) {

@@ -43,12 +43,10 @@ export function kvShards(kvHeads: number, tp: number): KvShard[] {
 
 const BYTES_PER_VALUE = 4;
 
-/** Bytes of K and V of one head and token. */
 export function contentBytes({ headDim }: KvGeometry): number {
   return 2 * headDim * BYTES_PER_VALUE;
 }
 
-/** Bytes of the KV of `tokens` tokens over all layers and heads. */
 export function kvBytes(geometry: KvGeometry, tokens: number): number {
   return geometry.layers * geometry.kvHeads * tokens * contentBytes(geometry);
 }

@@ -21,13 +21,10 @@ export interface KvPoolOptions {
   readonly geometry: KvGeometry;
   readonly numBlocks: number;
   readonly blockSize: number;
-  /** Tensor-parallel ranks; each has memory and a shard of the KV heads of its own. */
   readonly tp: number;
   /** The name that peers compare. The content here is plain `[K|V]` per token. Default: "PLAIN". */
   readonly attentionBackend?: string | undefined;
-  /** The kind of cache by which plans treat the blocks. Default: "full". */
   readonly cacheKind?: string | undefined;
-  /** The kind of memory, and the device of each rank. Default: the transport's own, on device 0. */
   readonly memory?: { readonly memoryType: MemoryType; deviceOf(rank: number): number } | undefined;
   /**
    * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in
@@ -45,7 +42,6 @@ export interface TokenSpan {
   readonly count: number;
 }
 
-/** The layer's name as in vLLM. */
 const layerName = (layer: number) => `model.layers.${layer}.self_attn.attn`;
 
 /**
@@ -58,7 +54,6 @@ const layerName = (layer: number) => `model.layers.${layer}.self_attn.attn`;
  */
 export class KvPool {
   readonly config: KvCacheConfig;
-  /** The caches of each rank, for its worker connector. */
   readonly caches: readonly KvCaches[];
   readonly #geometry: KvGeometry;
   readonly #ranks: readonly RankCache[];
@@ -86,10 +81,6 @@ export class KvPool {
     this.caches = this.#ranks.map(({ caches }) => caches);
   }
 
-  /**
-   * Writes the KV of a span to every rank that holds the heads. Errors: `KV_BLOCKS_MISMATCH`,
-   * `KV_BLOCKS_OUT_OF_RANGE`.
-   */
   async write(span: TokenSpan, kv: ArrayBuffer): Promise<void> {
     const expected = kvBytes(this.#geometry, span.count);
     if (kv.byteLength !== expected) {
@@ -149,7 +140,6 @@ export class KvPool {
     await Promise.all(this.#ranks.map((rank) => rank.zero(span)));
   }
 
-  /** The block at an address, on any rank and in any layer; undefined outside of the pool. */
   blockAt(address: number): number | undefined {
     return this.#ranks.find((rank) => rank.contains(address))?.blockAt(address);
   }
@@ -234,7 +224,6 @@ export class KvPool {
   }
 }
 
-/** The memory of one rank. */
 class RankCache {
   readonly shard: KvShard;
   readonly memory: Memory;

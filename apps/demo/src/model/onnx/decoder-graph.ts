@@ -26,7 +26,6 @@ interface Scope {
   store: TensorStore;
 }
 
-/** Values that every layer shares. */
 interface Shared {
   cos: string;
   sin: string;
@@ -70,7 +69,7 @@ export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxG
     [vocabulary[1], vocabulary[0]],
     transposed(head, vocabulary),
   );
-  graph.op("MatMul", [normed, headName], { output: "logits" });
+  graph.op("MatMul", [normed, headName], {}, "logits");
 
   const inputs: OnnxValue[] = [
     { name: "input_ids", type: "int64", shape: ["batch", "seq"] },
@@ -131,7 +130,7 @@ async function attention(
     // Qwen3 normalises queries and keys per head, before the rotary embedding; the others have no
     // such weight.
     if (part !== "v" && scope.weights.has(norm)) split = await rmsNorm(scope, norm, headDim, split);
-    return graph.op("Transpose", [split], { attributes: { perm: { ints: [0, 2, 1, 3] } } });
+    return graph.op("Transpose", [split], { perm: [0, 2, 1, 3] });
   };
   const query = rotated(scope, await perHead("q", heads), shared);
   const key = rotated(scope, await perHead("k", kvHeads), shared);
@@ -139,18 +138,17 @@ async function attention(
 
   const withPast = (part: "key" | "value", fresh: string): string => {
     const cast = (name: string, type: keyof typeof onnxTypes) =>
-      graph.op("Cast", [name], { attributes: { to: { int: onnxTypes[type] } } });
+      graph.op("Cast", [name], { to: onnxTypes[type] });
     const present = graph.op(
       "Concat",
       [`past_key_values.${layer}.${part}`, kvType === "float32" ? fresh : cast(fresh, kvType)],
-      { attributes: { axis: { int: 2 } }, output: `present.${layer}.${part}` },
+      { axis: 2 },
+      `present.${layer}.${part}`,
     );
     const wide = kvType === "float32" ? present : cast(present, "float32");
     return graph.op("Unsqueeze", [wide, graph.int64([2])]);
   };
-  const keys = graph.op("Transpose", [withPast("key", key)], {
-    attributes: { perm: { ints: [0, 1, 2, 4, 3] } },
-  });
+  const keys = graph.op("Transpose", [withPast("key", key)], { perm: [0, 1, 2, 4, 3] });
   const values = withPast("value", value);
 
   const grouped = graph.op("Reshape", [
@@ -161,15 +159,13 @@ async function attention(
     graph.op("MatMul", [grouped, keys]),
     graph.float32([headDim ** -0.5], []),
   ]);
-  const weights = graph.op("Softmax", [graph.op("Add", [scores, shared.mask])], {
-    attributes: { axis: { int: -1 } },
-  });
+  const weights = graph.op("Softmax", [graph.op("Add", [scores, shared.mask])], { axis: -1 });
   const perQueryHead = graph.op("Reshape", [
     graph.op("MatMul", [weights, values]),
     graph.int64([0, heads, -1, headDim]),
   ]);
   const joined = graph.op("Reshape", [
-    graph.op("Transpose", [perQueryHead], { attributes: { perm: { ints: [0, 2, 1, 3] } } }),
+    graph.op("Transpose", [perQueryHead], { perm: [0, 2, 1, 3] }),
     graph.int64([0, 0, heads * headDim]),
   ]);
   return await linear(scope, prefix, "self_attn.o_proj", joined);
@@ -186,9 +182,7 @@ function rotated({ graph, config }: Scope, value: string, { cos, sin }: Shared):
   const turned = graph.op(
     "Concat",
     [graph.op("Neg", [part(half, config.headDim)]), part(0, half)],
-    {
-      attributes: { axis: { int: 3 } },
-    },
+    { axis: 3 },
   );
   return graph.op("Add", [graph.op("Mul", [value, cos]), graph.op("Mul", [turned, sin])]);
 }
@@ -200,21 +194,19 @@ function rotary({ graph, config }: Scope): { cos: string; sin: string } {
     const exponent = Math.fround(Math.fround(2 * i) / config.headDim);
     return 1 / Math.fround(config.ropeTheta ** exponent);
   });
-  const positions = graph.op("Cast", ["position_ids"], {
-    attributes: { to: { int: onnxTypes.float32 } },
-  });
+  const positions = graph.op("Cast", ["position_ids"], { to: onnxTypes.float32 });
   const angles = graph.op("Mul", [
     graph.op("Unsqueeze", [positions, graph.int64([1, 3])]),
     graph.float32(frequencies, [1, 1, 1, half]),
   ]);
-  const whole = graph.op("Concat", [angles, angles], { attributes: { axis: { int: 3 } } });
+  const whole = graph.op("Concat", [angles, angles], { axis: 3 });
   return { cos: graph.op("Cos", [whole]), sin: graph.op("Sin", [whole]) };
 }
 
 function causalMask({ graph }: Scope): string {
   const length = (input: string, axis: number): string =>
     graph.op("Squeeze", [
-      graph.op("Shape", [input], { attributes: { start: { int: axis }, end: { int: axis + 1 } } }),
+      graph.op("Shape", [input], { start: axis, end: axis + 1 }),
       graph.int64([0]),
     ]);
   const past = length("past_key_values.0.key", 2);
@@ -235,9 +227,7 @@ async function rmsNorm(scope: Scope, name: string, size: number, value: string):
   const { graph, config } = scope;
   const weight = await stored(scope, name, [size], await readWeight(scope.weights, name, [size]));
   const squares = graph.op("Pow", [value, graph.float32([2], [])]);
-  const variance = graph.op("ReduceMean", [squares, graph.int64([-1])], {
-    attributes: { keepdims: { int: 1 } },
-  });
+  const variance = graph.op("ReduceMean", [squares, graph.int64([-1])], { keepdims: 1 });
   const root = graph.op("Sqrt", [
     graph.op("Add", [variance, graph.float32([config.rmsNormEps], [])]),
   ]);
@@ -284,9 +274,9 @@ class GraphBuilder {
   op(
     op: string,
     inputs: readonly string[],
-    options: { attributes?: OnnxNode["attributes"]; output?: string } = {},
+    attributes: OnnxNode["attributes"] = {},
+    output = `${op}_${this.nodes.length}`,
   ): string {
-    const { attributes = {}, output = `${op}_${this.nodes.length}` } = options;
     this.nodes.push({ op, inputs, outputs: [output], attributes });
     return output;
   }

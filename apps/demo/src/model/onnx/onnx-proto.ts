@@ -2,7 +2,8 @@
 export const onnxTypes = { float32: 1, int64: 7, float16: 10 } as const;
 export type OnnxType = keyof typeof onnxTypes;
 
-type OnnxAttribute = { int: number } | { ints: readonly number[] };
+/** An INT or INTS attribute. */
+type OnnxAttribute = number | readonly number[];
 
 export interface OnnxNode {
   op: string;
@@ -65,8 +66,8 @@ function encodeNode(node: OnnxNode): MessageWriter {
 
 function encodeAttribute(name: string, value: OnnxAttribute): MessageWriter {
   const message = new MessageWriter().text(1, name);
-  if ("int" in value) return message.integer(3, BigInt(value.int)).integer(20, 2);
-  for (const item of value.ints) message.integer(8, BigInt(item));
+  if (typeof value === "number") return message.integer(3, BigInt(value)).integer(20, 2);
+  for (const item of value) message.integer(8, BigInt(item));
   return message.integer(20, 7);
 }
 

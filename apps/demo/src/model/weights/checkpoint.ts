@@ -12,7 +12,6 @@ const indexSchema = z.looseObject({
   weight_map: z.record(z.string(), z.string().regex(/^[\w.-]+$/)),
 });
 
-/** The safetensors files of a Hugging Face directory: one file, or those that its index names. */
 export async function checkpointFiles(directory: string): Promise<string[]> {
   if (await exists(join(directory, singleFile))) return [singleFile];
   const path = join(directory, indexFile);
@@ -23,7 +22,6 @@ export async function checkpointFiles(directory: string): Promise<string[]> {
   return [...new Set(Object.values(index.data.weight_map))].sort();
 }
 
-/** All files of a checkpoint as one source of weights. */
 export async function openCheckpoint(
   directory: string,
   files: readonly string[],

@@ -116,9 +116,7 @@ const middle = 397;
  * its CPU generator.
  */
 export interface Mt19937 {
-  /** The next 32 random bits, unsigned. */
   next(): number;
-  /** Moves on by `count` draws without producing them. */
   skip(count: number): void;
 }
 

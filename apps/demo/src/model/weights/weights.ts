@@ -7,7 +7,6 @@ import type { DecoderConfig } from "./decoder-config.js";
  */
 export interface WeightSource {
   has(name: string): boolean;
-  /** @throws KvError KV_MODEL_UNSUPPORTED when there is no such weight. */
   shape(name: string): readonly number[];
   read(name: string): Promise<Float32Array>;
   close(): Promise<void>;

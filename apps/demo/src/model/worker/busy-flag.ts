@@ -5,7 +5,6 @@
  */
 export type BusyFlag = Int32Array<SharedArrayBuffer>;
 
-/** Starts busy: the thread loads the model first. */
 export function busyFlag(): BusyFlag {
   return new Int32Array(new SharedArrayBuffer(4)).fill(1);
 }

@@ -29,7 +29,6 @@ const send = (message: FromWorker, transfer: ArrayBuffer[] = []): void => {
   port.postMessage(message, transfer);
 };
 
-/** The sequences of this thread. Each keeps its past between its steps. */
 const pasts = new Map<string, Past>();
 
 async function answer(message: ToWorker, decoder: DecoderSession): Promise<void> {

@@ -3,7 +3,6 @@ import type { KvGeometry } from "../../engine/cache/kv-layout.js";
 import type { ForwardInput, ForwardOutput } from "../../engine/engine-model.js";
 import type { BusyFlag } from "./busy-flag.js";
 
-/** Start data of the model's worker thread. */
 export interface WorkerData {
   start: WorkerStart;
   busy: BusyFlag;

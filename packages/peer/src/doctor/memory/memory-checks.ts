@@ -3,12 +3,16 @@ import { KvError, systemClock, type Transport } from "@kv/interface";
 import { rdmaDevices, readUcxProtocols, realHost, type UcxProtocol } from "@kv/nixl";
 import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
+import { type Check, check, type Role } from "../../checks/report.js";
 import { readDoneText } from "../../protocol/remote-prefill.js";
-import type { Check } from "../pair-report.js";
 import type { ServerFacts } from "../server-facts.js";
 import { isThisHost } from "../target.js";
-import { type ProbeRequest, type ProbeResult, probeMemory } from "./memory-probe.js";
-import { probeInChildProcess } from "./probe-process.js";
+import {
+  type ProbeRequest,
+  type ProbeResult,
+  probeInChildProcess,
+  probeMemory,
+} from "./memory-probe.js";
 import {
   gigabytes,
   type HostFacts,
@@ -52,45 +56,34 @@ export async function memoryChecks(
   ranks: readonly AgentMetadata[],
   options: MemoryCheckOptions,
 ): Promise<Check[]> {
-  if (server.metadata === undefined) return [];
-  const request = probeRequest(server, server.metadata, ranks, options);
+  const { role, metadata, remotePrefill } = server;
+  if (metadata === undefined) return [];
+  const request = probeRequest(server, metadata, ranks, options);
   const outcome = await runProbe(request, options);
-  const about = {
-    id: `bytes.${server.role}`,
-    area: "bytes" as const,
-    title: `read from ${server.role}`,
-  };
-  if (outcome.kind !== "answered")
-    return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
-  const result = outcome.value;
-  const used = {
-    lanes: readsOf(outcome.output),
-    bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs,
-  };
+  if (outcome.kind !== "answered") return [failureCheck(role, outcome, metadata)];
+  const used = measured(outcome);
   // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
-  const isPath = server.role === "prefill" && used.lanes.length > 0;
-  const transport = transportCheck({
-    backends: result.backends,
-    used,
-    hosts: isPath ? await hostFacts(server, request, options) : undefined,
-  });
+  const isPath = role === "prefill" && used.lanes.length > 0;
+  const hosts = isPath ? await hostFacts(server, request, options) : undefined;
+  const { backends, write } = outcome.value;
   return [
-    ...describeResult(server, result),
-    { ...about, id: `bytes.${server.role}-transport`, ...transport },
-    ...modeCheck(server, result.write),
+    ...resultChecks(role, outcome.value),
+    transportCheck(role, { backends, used, hosts }),
+    ...modeCheck(role, remotePrefill?.transferMode, write),
   ];
 }
 
 async function hostFacts(
-  server: ServerFacts,
+  { address }: ServerFacts,
   request: ProbeRequest,
-  options: MemoryCheckOptions,
+  { timeoutMs }: MemoryCheckOptions,
 ): Promise<HostFacts> {
   const limits = ucxLimits(process.env);
+  const again = { ...request, write: false, notifications: [] };
   return {
     limits,
-    unlimited: limits.length === 0 ? undefined : await measureUnlimited(request, options),
-    sameHost: server.address !== undefined && isThisHost(server.address.host),
+    unlimited: limits.length === 0 ? undefined : await measureUnlimited(again, timeoutMs),
+    sameHost: address !== undefined && isThisHost(address.host),
     devices: rdmaDevices(realHost()),
   };
 }
@@ -100,27 +93,21 @@ export function readsOf(output: string): readonly UcxProtocol[] {
   return readUcxProtocols(output).filter(({ operation }) => operation === "READ");
 }
 
-/** How fast the memory was read, and how; undefined when it was not. */
-export function measured(outcome: ChildOutcome<ProbeResult>): MeasuredTransport | undefined {
-  if (outcome.kind !== "answered") return undefined;
-  const { lengthBytes, bestMs } = outcome.value.bulk;
-  return { lanes: readsOf(outcome.output), bytesPerMs: lengthBytes / bestMs };
+function measured({ value, output }: { value: ProbeResult; output: string }): MeasuredTransport {
+  const { lengthBytes, bestMs } = value.bulk;
+  return { lanes: readsOf(output), bytesPerMs: lengthBytes / bestMs };
 }
 
 /**
- * Reads the memory once more, with every transport that UCX has on this host. Undefined when that
- * fails.
+ * How fast the memory is read with every transport that UCX has on this host. Undefined when it
+ * cannot be read.
  */
-async function measureUnlimited(
+export async function measureUnlimited(
   request: ProbeRequest,
-  { timeoutMs = DEFAULT_TIMEOUT_MS }: MemoryCheckOptions,
+  timeoutMs = DEFAULT_TIMEOUT_MS,
 ): Promise<MeasuredTransport | undefined> {
-  const outcome = await probeInChildProcess(
-    { ...request, write: false, notifications: [] },
-    timeoutMs,
-    WITHOUT_LIMITS,
-  );
-  return measured(outcome);
+  const outcome = await probeInChildProcess(request, timeoutMs, WITHOUT_LIMITS);
+  return outcome.kind === "answered" ? measured(outcome) : undefined;
 }
 
 export function probeRequest(
@@ -164,113 +151,89 @@ async function runProbe(
 ): Promise<ChildOutcome<ProbeResult>> {
   if (transport === undefined) return await probeInChildProcess(request, timeoutMs);
   try {
-    return {
-      kind: "answered",
-      value: await probeMemory(transport, request, systemClock()),
-      output: "",
-    };
+    const value = await probeMemory(transport, request, systemClock());
+    return { kind: "answered", value, output: "" };
   } catch (thrown) {
     const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the probe failed");
     return { kind: "failed", error: { code, message, hint }, output: "" };
   }
 }
 
-function describeResult({ role }: ServerFacts, result: ProbeResult): Check[] {
-  const about = { id: `bytes.${role}`, area: "bytes" as const, title: `read from ${role}` };
+function resultChecks(role: Role, result: ProbeResult): Check[] {
   const { block, bulk, write, connectMs, isStable } = result;
-  const checks: Check[] = [
-    {
-      ...about,
-      status: "ok",
-      found:
-        `${size(bulk.lengthBytes)} in ${bulk.bestMs.toFixed(1)} ms (${rate(bulk.lengthBytes, bulk.bestMs)}), ` +
-        `a block of ${size(block.lengthBytes)} in ${block.medianMs.toFixed(2)} ms, first contact ${connectMs.toFixed(0)} ms`,
-      details: { ...result },
-    },
+  const found =
+    `${size(bulk.lengthBytes)} in ${bulk.bestMs.toFixed(1)} ms (${rate(bulk.lengthBytes, bulk.bestMs)}), ` +
+    `a block of ${size(block.lengthBytes)} in ${block.medianMs.toFixed(2)} ms, first contact ${connectMs.toFixed(0)} ms`;
+  const checks = [
+    check(`bytes.${role}`, `read from ${role}`, "ok", found, { details: { ...result } }),
   ];
-  if (write !== undefined) {
-    const { lengthBytes, movedBytes, writeMs } = write;
-    const found = `${size(lengthBytes)}, the null blocks, unchanged (${rate(movedBytes, writeMs)})`;
-    checks.push({
-      ...about,
-      id: `bytes.${role}-write`,
-      title: `write to ${role}`,
-      status: "ok",
-      found,
-    });
-  }
-  if (!isStable) {
-    checks.push({
-      ...about,
-      id: `bytes.${role}-stable`,
-      title: "repeated read",
-      status: "note",
-      found:
+  if (write !== undefined)
+    checks.push(
+      check(
+        `bytes.${role}-write`,
+        `write to ${role}`,
+        "ok",
+        `${size(write.lengthBytes)}, the null blocks, unchanged (${rate(write.movedBytes, write.writeMs)})`,
+      ),
+    );
+  if (!isStable)
+    checks.push(
+      check(
+        `bytes.${role}-stable`,
+        "repeated read",
+        "note",
         "two reads of block 0 differ: requests write to it, or a read does not return the server's memory",
-    });
-  }
+      ),
+    );
   return checks;
 }
 
-/** From this ratio on, the other mode is advised. */
 const MUCH_FASTER = 2;
+const CONNECTORS = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
 /**
  * Advises push where WRITE is much faster than READ, which is so on transports that emulate READ,
  * and pull in the reverse case.
  */
-export function modeCheck(
-  { role, remotePrefill }: Pick<ServerFacts, "role" | "remotePrefill">,
-  write: ProbeResult["write"],
-): Check[] {
+export function modeCheck(role: Role, mode = "pull", write: ProbeResult["write"]): Check[] {
   if (write === undefined) return [];
-  const about = { id: `bytes.${role}-mode`, area: "bytes" as const, title: "pull or push" };
   const { movedBytes, writeMs, readMs } = write;
-  const mode = remotePrefill?.transferMode ?? "pull";
-  const rates = `WRITE ${rate(movedBytes, writeMs)}, READ ${rate(movedBytes, readMs)}, from this host`;
+  const found = `${mode} is used; WRITE ${rate(movedBytes, writeMs)}, READ ${rate(movedBytes, readMs)}, from this host`;
   const details = { ...write, mode };
-  const [faster, connector] =
-    readMs >= MUCH_FASTER * writeMs
-      ? (["push", "NixlPushConnector"] as const)
-      : writeMs >= MUCH_FASTER * readMs
-        ? (["pull", "NixlConnector"] as const)
-        : [mode, ""];
-  if (faster === mode)
-    return [{ ...about, status: "ok", found: `${mode} is used; ${rates}`, details }];
-  const fix = `use ${faster}: set kv_connector to ${connector} on both servers`;
-  return [{ ...about, status: "warn", found: `${mode} is used; ${rates}`, fix, details }];
+  const other = mode === "push" ? "pull" : "push";
+  const [ownMs, otherMs] = mode === "push" ? [writeMs, readMs] : [readMs, writeMs];
+  const isSlow = ownMs >= MUCH_FASTER * otherMs;
+  const fix = isSlow
+    ? `use ${other}: set kv_connector to ${CONNECTORS[other]} on both servers`
+    : undefined;
+  return [
+    check(`bytes.${role}-mode`, "pull or push", isSlow ? "warn" : "ok", found, { fix, details }),
+  ];
 }
 
-function describeFailure(
-  outcome: ChildFailure,
-  metadata: AgentMetadata | undefined,
-): Pick<Check, "found" | "fix" | "details"> {
-  const isGpu = metadata?.regionMemoryTypes?.includes("VRAM") === true;
+function failureCheck(role: Role, outcome: ChildFailure, metadata: AgentMetadata): Check {
+  const of = (found: string, fix: string, details: Check["details"]) =>
+    check(`bytes.${role}`, `read from ${role}`, "fail", found, { fix, details });
   const found = failureText(outcome);
   if (outcome.kind === "failed") {
-    const environment =
-      "UCX finds a transport only when both hosts permit it: compare UCX_TLS and UCX_NET_DEVICES on both";
-    const gpu = isGpu
+    const gpu = metadata.regionMemoryTypes?.includes("VRAM")
       ? "; GPU memory may not be readable from a host without a GPU: run this on the decode host"
       : "";
-    return {
-      found,
-      fix: outcome.error.hint ?? `${environment}${gpu}`,
-      details: { kind: "failed", ...outcome.error },
-    };
+    const fix = `UCX finds a transport only when both hosts permit it: compare UCX_TLS and UCX_NET_DEVICES on both${gpu}`;
+    return of(found, outcome.error.hint ?? fix, { kind: "failed", ...outcome.error });
   }
-  const details = { kind: outcome.kind, how: outcome.how };
-  if (outcome.kind === "crashed")
-    return {
-      found: `NIXL cannot use this server's metadata: ${found}`,
-      fix: "compare the NIXL versions on both hosts (pip show nixl); run npx kv-nixl doctor here",
-      details,
-    };
-  return {
+  const { kind, how } = outcome;
+  if (kind === "crashed")
+    return of(
+      `NIXL cannot use this server's metadata: ${found}`,
+      "compare the NIXL versions on both hosts (pip show nixl); run npx kv-nixl doctor here",
+      { kind, how },
+    );
+  return of(
     found,
-    fix: "check that this host can reach the server's data port: UCX takes free ports, UCX_TCP_PORT_RANGE on the server limits them",
-    details,
-  };
+    "check that this host can reach the server's data port: UCX takes free ports, UCX_TCP_PORT_RANGE on the server limits them",
+    { kind, how },
+  );
 }
 
 const base64 = (bytes: Uint8Array) => Buffer.from(bytes).toString("base64");

@@ -1,3 +1,4 @@
+import { createRequire } from "node:module";
 import {
   type Agent,
   type Clock,
@@ -7,6 +8,7 @@ import {
   type MemoryType,
   type Transport,
 } from "@kv/interface";
+import { type ChildOutcome, runInChild } from "@kv/program";
 
 /**
  * A probe of one server's memory, as plain data: it may run in a child process, because NIXL can
@@ -23,7 +25,6 @@ export interface ProbeRequest {
     readonly blockLengthBytes: number;
     readonly blockStrideBytes: number;
   }[];
-  /** Bytes to read at most. */
   readonly limitBytes: number;
   /** Write block 0 of each region back unchanged; vLLM gives this block to no request. */
   readonly write: boolean;
@@ -32,7 +33,6 @@ export interface ProbeRequest {
    * doctor.
    */
   readonly notifications: readonly { readonly agentMetadata: string; readonly text: string }[];
-  /** NIXL backends; the transport's default when empty. */
   readonly backends: readonly string[];
 }
 
@@ -63,7 +63,6 @@ export interface ProbeResult {
         readonly readMs: number;
       }
     | undefined;
-  /** Block 0 had the same bytes in two reads. */
   readonly isStable: boolean;
 }
 
@@ -78,8 +77,9 @@ const MAX_REPEATS = 64;
 const TRANSFER_TIMEOUT_MS = 30_000;
 
 /**
- * Reads a peer's memory and measures the time. Errors: those of the transport;
- * `KV_TRANSFER_INVALID` for a peer without memory.
+ * Reads a peer's memory and measures the time.
+ *
+ * @throws those of the transport; `KV_TRANSFER_INVALID` for a peer without memory.
  */
 export async function probeMemory(
   transport: Transport,
@@ -100,15 +100,30 @@ export async function probeMemory(
   }
 }
 
+/**
+ * Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is
+ * added to this one's. Never rejects.
+ */
+export function probeInChildProcess(
+  request: ProbeRequest,
+  timeoutMs: number,
+  environment: Readonly<Record<string, string>> = {},
+): Promise<ChildOutcome<ProbeResult>> {
+  return runInChild({
+    module: createRequire(import.meta.url).resolve("@kv/peer/probe-child"),
+    request,
+    timeoutMs,
+    // Makes UCX print the transports that it uses.
+    env: { ...process.env, UCX_PROTO_INFO: "y", ...environment },
+  });
+}
+
 interface Descriptors {
-  /** Rows of a `DescriptorTable`. */
   readonly remoteRows: number[];
-  /** The length of each descriptor. */
   readonly lengths: number[];
   readonly lengthBytes: number;
 }
 
-/** Chooses the first blocks of each region, as many as the limit permits. */
 function chooseDescriptors({ regions, limitBytes, deviceId }: ProbeRequest): Descriptors {
   const bytesPerBlock = regions.reduce((sum, { blockLengthBytes }) => sum + blockLengthBytes, 0);
   if (bytesPerBlock === 0)
@@ -209,7 +224,6 @@ function localRows(memory: Memory, lengths: readonly number[]): Float64Array {
   return rows;
 }
 
-/** The descriptor indexes of block 0 of each region. */
 function nullBlockIds(remoteRows: readonly number[]): number[] {
   const ids: number[] = [];
   let next = 0;

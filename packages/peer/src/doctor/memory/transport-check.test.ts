@@ -11,7 +11,11 @@ const measured = (how: string, gigabytesPerSecond = 1) => ({
 });
 const NOTHING: HostFacts = { unlimited: undefined, limits: [], sameHost: false, devices: [] };
 const look = (how: string, hosts: Partial<HostFacts> = {}) =>
-  transportCheck({ backends: ["UCX"], used: measured(how), hosts: { ...NOTHING, ...hosts } });
+  transportCheck("prefill", {
+    backends: ["UCX"],
+    used: measured(how),
+    hosts: { ...NOTHING, ...hosts },
+  });
 const device = (efa: boolean, state = "4: ACTIVE") => [
   { name: efa ? "rdmap16" : "mlx5_0", efa, link: "Ethernet", ports: [state] },
 ];
@@ -72,12 +76,12 @@ test("a better transport without this host's limits is a warning with both rates
 
 test("no lanes, and a server without advice", () => {
   const nothing = { lanes: [], bytesPerMs: 1 };
-  expect(transportCheck({ backends: ["LIBFABRIC"], used: nothing })).toMatchObject({
+  expect(transportCheck("prefill", { backends: ["LIBFABRIC"], used: nothing })).toMatchObject({
     status: "note",
   });
-  expect(transportCheck({ backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status).toBe(
-    "ok",
-  );
+  expect(
+    transportCheck("prefill", { backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status,
+  ).toBe("ok");
 });
 
 const times = (writeMs: number, readMs: number) => ({
@@ -88,9 +92,8 @@ const times = (writeMs: number, readMs: number) => ({
 });
 
 test("push is advised when WRITE is at least twice as fast as READ, and pull in the reverse case", () => {
-  const pull = { role: "prefill" as const, remotePrefill: undefined };
-  expect(modeCheck(pull, times(1, 1.9))).toMatchObject([{ status: "ok" }]);
-  expect(modeCheck(pull, times(1, 2))).toMatchObject([
+  expect(modeCheck("prefill", "pull", times(1, 1.9))).toMatchObject([{ status: "ok" }]);
+  expect(modeCheck("prefill", "pull", times(1, 2))).toMatchObject([
     {
       id: "bytes.prefill-mode",
       status: "warn",
@@ -98,10 +101,9 @@ test("push is advised when WRITE is at least twice as fast as READ, and pull in 
       fix: "use push: set kv_connector to NixlPushConnector on both servers",
     },
   ]);
-  const push = { role: "prefill" as const, remotePrefill: { transferMode: "push" } as never };
-  expect(modeCheck(push, times(1, 100))).toMatchObject([{ status: "ok" }]);
-  expect(modeCheck(push, times(2, 1))).toMatchObject([
+  expect(modeCheck("prefill", "push", times(1, 100))).toMatchObject([{ status: "ok" }]);
+  expect(modeCheck("prefill", "push", times(2, 1))).toMatchObject([
     { fix: "use pull: set kv_connector to NixlConnector on both servers" },
   ]);
-  expect(modeCheck(pull, undefined)).toEqual([]);
+  expect(modeCheck("prefill", "pull", undefined)).toEqual([]);
 });

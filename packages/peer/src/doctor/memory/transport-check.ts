@@ -1,16 +1,14 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
-import type { ServerCheck } from "../pair-report.js";
+import { type Check, check, type Role } from "../../checks/report.js";
 
 /** The variables with which a user limits the transports of UCX. */
 const LIMITS = ["UCX_TLS", "UCX_NET_DEVICES"] as const;
 
-/** One way to reach a server's memory, and how fast it was read. */
 export interface MeasuredTransport {
   readonly lanes: readonly UcxProtocol[];
   readonly bytesPerMs: number;
 }
 
-/** What is known about the network between this host and a server. */
 export interface NetworkFacts {
   readonly backends: readonly string[];
   /** As this host's environment permits. */
@@ -22,15 +20,12 @@ export interface NetworkFacts {
   readonly hosts?: HostFacts | undefined;
 }
 
-/** What both hosts have. */
 export interface HostFacts {
   /** Without the limits of this host's environment; undefined when it has none. */
   readonly unlimited: MeasuredTransport | undefined;
   /** The limits that are set, such as `UCX_TLS=tcp`. */
   readonly limits: readonly string[];
-  /** Whether the server runs on this host. */
   readonly sameHost: boolean;
-  /** RDMA devices of this host. */
   readonly devices: readonly RdmaDevice[];
 }
 
@@ -43,7 +38,6 @@ export function ucxLimits(
   );
 }
 
-/** Sets the variables of `ucxLimits` to UCX's defaults. */
 export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntries(
   LIMITS.map((name) => [name, "all"]),
 );
@@ -58,7 +52,6 @@ export const LANE_CLASSES = [
   },
 ] as const;
 
-/** A way of the bytes, and how good it is. */
 export interface Lane {
   /** Such as "zero-copy cma/memory"; empty for none. */
   readonly how: string;
@@ -66,7 +59,6 @@ export interface Lane {
   readonly rank: number;
 }
 
-/** The lane that these words name. */
 export function laneNamed(how: string): Lane {
   return { how, rank: LANE_CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
 }
@@ -85,56 +77,45 @@ const WORTH = 1.5;
  * both sides permit, so a better one exists when a setting of this host or of the server excludes
  * it.
  */
-export function transportCheck(facts: NetworkFacts): ServerCheck {
-  const { backends, used, hosts } = facts;
-  const title = "transport";
+export function transportCheck(role: Role, { backends, used, hosts }: NetworkFacts): Check {
   const { how, rank } = laneOf(used.lanes);
-  if (how === "")
-    return {
-      title,
-      status: "note",
-      found: `${backends.join(", ")}; it does not report its network`,
-    };
-  const found = `${backends.join(", ")} over ${how}`;
-  const details = { lanes: used.lanes };
-  const warning = (why: string, fix: string): ServerCheck => ({
-    title,
-    status: "warn",
-    found: `${found}${why}`,
-    fix,
-    details,
-  });
-  if (hosts === undefined) return { title, status: "ok", found, details };
+  const of = (status: Check["status"], more: string, fix?: string) =>
+    check(`bytes.${role}-transport`, "transport", status, `${backends.join(", ")}${more}`, {
+      fix,
+      details: how === "" ? undefined : { lanes: used.lanes },
+    });
+  if (how === "") return of("note", "; it does not report its network");
+  const over = ` over ${how}`;
+  if (hosts === undefined) return of("ok", over);
   const { unlimited, limits, sameHost, devices } = hosts;
   if (unlimited !== undefined) {
     const best = laneOf(unlimited.lanes);
     const isFaster = unlimited.bytesPerMs > WORTH * used.bytesPerMs;
     if (best.rank > rank || (best.how !== how && isFaster)) {
       const rates = `${gigabytes(unlimited.bytesPerMs)} instead of ${gigabytes(used.bytesPerMs)}`;
-      return warning(
-        `; without ${limits.join(" and ")} on this host it is ${best.how} (${rates})`,
+      return of(
+        "warn",
+        `${over}; without ${limits.join(" and ")} on this host it is ${best.how} (${rates})`,
         `unset ${limits.map((limit) => limit.split("=")[0]).join(" and ")} on the decode server, or permit that transport`,
       );
     }
   }
-  if (LANE_CLASSES[rank]?.name !== "tcp") return { title, status: "ok", found, details };
-  const usable = active(devices);
-  if (sameHost) {
-    const fix =
-      "set UCX_TLS=all on the server, or add sysv,posix,cma; in containers share /dev/shm and the IPC namespace, and permit CMA (npx kv-nixl doctor)";
-    return warning(", although the server is on this host", fix);
-  }
-  if (usable.length > 0) {
-    const names = usable.map(({ name }) => name).join(", ");
-    const fix = usable.some(({ efa }) => efa)
-      ? "UCX does not use EFA: set the backend LIBFABRIC on both servers"
-      : "look for an RDMA device on the server's host (npx kv-nixl doctor there), and permit it in its UCX_TLS and UCX_NET_DEVICES; in a container, pass /dev/infiniband on";
-    return warning(
-      `, although this host has ${names}: the server has no RDMA device or excludes it`,
-      fix,
+  if (LANE_CLASSES[rank]?.name !== "tcp") return of("ok", over);
+  if (sameHost)
+    return of(
+      "warn",
+      `${over}, although the server is on this host`,
+      "set UCX_TLS=all on the server, or add sysv,posix,cma; in containers share /dev/shm and the IPC namespace, and permit CMA (npx kv-nixl doctor)",
     );
-  }
-  return { title, status: "ok", found: `${found}; this host has no RDMA device`, details };
+  const usable = active(devices);
+  if (usable.length === 0) return of("ok", `${over}; this host has no RDMA device`);
+  return of(
+    "warn",
+    `${over}, although this host has ${usable.map(({ name }) => name).join(", ")}: the server has no RDMA device or excludes it`,
+    usable.some(({ efa }) => efa)
+      ? "UCX does not use EFA: set the backend LIBFABRIC on both servers"
+      : "look for an RDMA device on the server's host (npx kv-nixl doctor there), and permit it in its UCX_TLS and UCX_NET_DEVICES; in a container, pass /dev/infiniband on",
+  );
 }
 
 /** Such as "12.34 GB/s". */
@@ -142,7 +123,6 @@ export function gigabytes(bytesPerMs: number): string {
   return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
 }
 
-/** The devices with a port that is up. */
 export function active(devices: readonly RdmaDevice[]): readonly RdmaDevice[] {
   return devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
 }

