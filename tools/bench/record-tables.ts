@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../repository/source-files.js";
 import type { Run } from "./record.js";
-import type { Row } from "./report.js";
+import { cellsOf } from "./report.js";
 
 const RECORDED = /(^<!-- bench ([\w-]+)(?:, (.+))?: made -->\n)[\s\S]*?(^<!-- end -->$)/gm;
 
@@ -41,8 +41,5 @@ const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Ru
 
 | what | ours | compared with | ratio | rounds | goal | |
 | --- | --- | --- | ---: | ---: | --- | --- |
-${rows.map(recordedRow).join("\n")}
+${rows.map((row) => `| ${cellsOf(row, ["met", "**missed**"]).join(" | ")} |`).join("\n")}
 `;
-
-const recordedRow = ({ what, ours, theirs, ratio, rounds, wanted, met }: Row): string =>
-  `| ${[what, ours, theirs, ratio ?? "", rounds ?? "", wanted, met === undefined ? "" : met ? "met" : "**missed**"].join(" | ")} |`;

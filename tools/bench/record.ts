@@ -3,7 +3,7 @@ import { loadavg, release } from "node:os";
 import { fileURLToPath } from "node:url";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { machine } from "../tested/machine.js";
-import type { Row } from "./report.js";
+import { type Row, rounded } from "./report.js";
 
 /**
  * A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files
@@ -64,9 +64,3 @@ export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly
   }));
   return [...kept, run].filter(({ rows }) => rows.length > 0);
 }
-
-const rounded = ({ ratio, best, ...row }: Row): Row => ({
-  ...row,
-  ratio: ratio === undefined ? undefined : Number(ratio.toFixed(3)),
-  ...(best === undefined ? {} : { best: Number(best.toFixed(3)) }),
-});
