@@ -2,8 +2,9 @@
 // before: beside a router they take little of the processor and never pause. Argument: their cores.
 // Prints {"prefill": port, "decode": port, "sideChannel": port}. The stream of the prompt "hold"
 // stays open after its first event until "release\n" arrives on stdin.
-import { rmSync } from "node:fs";
-import { dirname } from "node:path";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { compileC, firstLine, startOnCores } from "./child-processes.js";
 import {
@@ -33,24 +34,33 @@ const engine = async () => ({
   "/health": json(""),
   "/v1/models": json(MODELS),
 });
-/** Of each server, by the end of a request's path. */
-const answers = [
-  { ...(await engine()), "/v1/completions": json(prefillAnswer(engineId, sideChannel)) },
-  {
-    ...(await engine()),
-    "/v1/completions": `${STREAM_HEAD}${chunk(STREAM)}${LAST_CHUNK}`,
-    "#hold": `${STREAM_HEAD}${chunk(EVENT)}`,
-    "#release": `${chunk(DONE)}${LAST_CHUNK}`,
-  },
-];
 const program = await compileC("http-answers");
-const child = startOnCores(cores, program, [String(answers.length)]);
-for (const [server, texts] of answers.entries())
-  for (const [suffix, text] of Object.entries(texts))
-    child.stdin.write(`answer ${server} ${suffix} ${Buffer.byteLength(text)}\n${text}`);
-child.stdin.write("listen\n");
-const [prefill, decode] = (await firstLine(child)).split(" ").map(Number);
+
+/** Starts a server. Its answers are by the end of a request's path. */
+async function start(answers: Readonly<Record<string, string>>) {
+  const file = join(mkdtempSync(join(tmpdir(), "kv-bench-")), "answers");
+  const lengths = Object.entries(answers).map(
+    ([suffix, text]) => `${suffix} ${Buffer.byteLength(text)}\n${text}`,
+  );
+  writeFileSync(file, lengths.join(""));
+  const child = startOnCores(cores, program, [file]);
+  const port = Number(await firstLine(child));
+  rmSync(dirname(file), { recursive: true });
+  return { port, stdin: child.stdin };
+}
+
+const prefill = await start({
+  ...(await engine()),
+  "/v1/completions": json(prefillAnswer(engineId, sideChannel)),
+});
+const decode = await start({
+  ...(await engine()),
+  "/v1/completions": `${STREAM_HEAD}${chunk(STREAM)}${LAST_CHUNK}`,
+  "#hold": `${STREAM_HEAD}${chunk(EVENT)}`,
+  "#release": `${chunk(DONE)}${LAST_CHUNK}`,
+});
 rmSync(dirname(program), { recursive: true });
-process.stdout.write(`${JSON.stringify({ prefill, decode, sideChannel })}\n`);
-process.stdin.pipe(child.stdin);
+const ports = { prefill: prefill.port, decode: decode.port, sideChannel };
+process.stdout.write(`${JSON.stringify(ports)}\n`);
+process.stdin.pipe(decode.stdin);
 process.stdin.on("end", () => process.exit(0));

@@ -5,41 +5,32 @@ import { compare, type Row } from "./report.js";
 import type { Run } from "./run.js";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
+/** Measured numbers in the names of rows. */
+const MEASURED = /\(.*?\)|\bat \d+|[\d.]+ [\d.]+ [\d.]+$/g;
 
-/** A benchmark in this tree and in another one, in turn, twice each. The times of both as rows. */
+/** A benchmark in this tree and in another one, in turn, twice each. Rows: this tree / the other. */
 export async function besideTree(tree: string, name: string, run: Run): Promise<readonly Row[]> {
-  const figures = new Map<string, { what: string; both: [number[], number[]] }>();
-  for (const at of [0, 1, 1, 0] as const) {
-    const seen = new Map<string, number>();
+  const figures = new Map<string, [number[], number[]]>();
+  for (const at of [0, 1, 1, 0] as const)
     for (const { what, ours } of await rowsIn(at === 0 ? ROOT : tree, name, run)) {
-      // Some names have measured numbers in them.
-      const words = what.replace(/\d[\d.]*/g, "#");
-      seen.set(words, (seen.get(words) ?? 0) + 1);
-      const key = `${seen.get(words)} ${words}`;
-      const row = figures.get(key) ?? { what, both: [[], []] };
-      row.both[at].push(figureOf(ours));
-      figures.set(key, row);
+      const key = what.replace(MEASURED, "…");
+      const both = figures.get(key) ?? [[], []];
+      both[at].push(figureOf(ours));
+      figures.set(key, both);
     }
-  }
-  return Array.from(figures.values())
-    .filter(({ both }) => both.every(({ length }) => length > 0))
-    .map(({ what, both }) => compare(what, both, "", "<="));
+  return Array.from(figures)
+    .filter(([, both]) => both.every(({ length }) => length > 0))
+    .map(([what, both]) => compare(what, both, "", "<="));
 }
 
 async function rowsIn(tree: string, name: string, { only, short }: Run): Promise<readonly Row[]> {
-  const args = [
-    "tools/bench/bench.mjs",
-    name,
-    "--json",
-    ...(only === undefined ? [] : ["--only", only.join()]),
-    ...(short ? ["--short"] : []),
-  ];
+  const args = ["tools/bench/bench.mjs", name, "--json", ...(short ? ["--short"] : [])];
+  if (only !== undefined) args.push("--only", only.join());
   process.stderr.write(`  in ${tree}\n`);
+  const options = { cwd: tree, maxBuffer: 1 << 26 };
+  const running = promisify(execFile)(process.execPath, args, options);
   // A row that misses its goal ends it with 1.
-  const { stdout } = await promisify(execFile)(process.execPath, args, {
-    cwd: tree,
-    maxBuffer: 1 << 26,
-  }).catch((error: { code?: unknown; stdout: string }) => {
+  const { stdout } = await running.catch((error: { code?: unknown; stdout: string }) => {
     if (error.code === 1) return error;
     throw error;
   });

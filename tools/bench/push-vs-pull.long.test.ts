@@ -7,8 +7,8 @@ const ONE = { ...POINT, outputTokens: 2 };
 
 test("a pull has nine hops and a push six; the bytes take their time on the link, and layer-wise push hides them", async () => {
   const still = { linkGbits: 25, hopMs: 0, rangeMs: 0 };
-  const withHops = await onLink({ ...still, hopMs: 1 }, ONE);
-  const without = await onLink(still, ONE);
+  const [withHops = []] = await onLink({ ...still, hopMs: 1 }, [ONE]);
+  const [without = []] = await onLink(still, [ONE]);
   expect(withHops.map((ms, i) => Math.round(ms - (without[i] ?? 0)))).toEqual([9, 6, 6]);
   // 1,025 tokens are 65 blocks of 16.
   const computeMs = (MODEL.forwardMsPer512Tokens * 1025) / 512;
@@ -21,7 +21,7 @@ test("a pull has nine hops and a push six; the bytes take their time on the link
 
 test("the figures do not depend on how long the clock waits for sockets, and repeat", async () => {
   const link = { linkGbits: 100, hopMs: 0.25 };
-  const atOnce = { ...ONE, atOnce: 8 };
-  const found = await onLink(link, atOnce);
-  expect(await onLink({ ...link, turns: 72 }, atOnce)).toEqual(found);
+  const points = [{ ...ONE, atOnce: 8 }];
+  const found = await onLink(link, points);
+  expect(await onLink({ ...link, turns: 72 }, points)).toEqual(found);
 }, 60_000);

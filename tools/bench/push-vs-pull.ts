@@ -50,16 +50,18 @@ const HITS = [0, 50, 100] as const;
 const LINKS = [25, 100, 400].flatMap((linkGbits) =>
   [0.1, 0.5].map((hopMs) => ({ linkGbits, hopMs })),
 );
-const LINK_POINTS: readonly Partial<Point>[] = [
-  {},
-  { atOnce: 16 },
-  { inputTokens: 128 },
-  { inputTokens: 4096 },
-  { hitPercent: 50 },
-  { hitPercent: 100 },
-  { hitPercent: 100, atOnce: 16 },
-  { hitPercent: 100, atOnce: 16, hitsAt: "P" },
-  { fragmented: true },
+const LINK_POINTS: readonly (readonly Partial<Point>[])[] = [
+  [
+    {},
+    { atOnce: 16 },
+    { inputTokens: 128 },
+    { inputTokens: 4096 },
+    { hitPercent: 50 },
+    { hitPercent: 100 },
+    { hitPercent: 100, atOnce: 16 },
+  ],
+  [{ hitPercent: 100, atOnce: 16, hitsAt: "P" }],
+  [{ fragmented: true }],
 ];
 const PROCESS_POINTS: readonly Partial<Point>[] = [
   { inputTokens: 128 },
@@ -115,14 +117,21 @@ export async function ttftMs({ send, settled }: Deployment, point: Point): Promi
   return median(sent.map((one) => one.ttftMs));
 }
 
-/** The TTFT of each way at a point of a simulated link. */
-export async function onLink(options: VirtualOptions, point: Point): Promise<number[]> {
-  const times: number[] = [];
+/**
+ * The TTFT of each way at each point of a simulated link. The points have the same caches and
+ * pools.
+ */
+export async function onLink(link: VirtualOptions, points: readonly Point[]): Promise<number[][]> {
+  const times = points.map((): number[] => []);
   for (const cluster of Object.values(WAYS)) {
-    const { hitsAt, fragmented } = point;
-    const own = { cluster, fragmented, prefillCaches: hitsAt === "P" };
-    const deployment = await openVirtual({ ...options, ...own });
-    times.push(await ttftMs(deployment, point).finally(() => deployment.close()));
+    const fragmented = points[0]?.fragmented === true;
+    const prefillCaches = points[0]?.hitsAt === "P";
+    const deployment = await openVirtual({ ...link, cluster, fragmented, prefillCaches });
+    try {
+      for (const [at, point] of points.entries()) times[at]?.push(await ttftMs(deployment, point));
+    } finally {
+      await deployment.close();
+    }
   }
   return times;
 }
@@ -132,16 +141,17 @@ async function links({ short }: Run): Promise<readonly Row[]> {
   for (const link of short ? LINKS.slice(2, 3) : LINKS) {
     const name = `${link.linkGbits} Gb/s, ${link.hopMs} ms`;
     process.stderr.write(`  ${name}\n`);
-    for (const changed of LINK_POINTS) {
-      const point = { ...POINT, ...changed };
-      const [pull = 0, push = 0, layers = 0] = await onLink(link, point);
-      const gains = [push, layers].map((ms) => (pull / ms).toFixed(2)).join(", ");
-      const shown = [
-        `${push.toFixed(2)}, ${layers.toFixed(2)} ms`,
-        `${pull.toFixed(2)} ms`,
-      ] as const;
-      const what = `${name}: ${nameOf(point)}: pull / push, pull / layer-wise: ${gains}`;
-      rows.push(rowOf(what, shown, pull / Math.min(push, layers)));
+    for (const changes of LINK_POINTS) {
+      const points = changes.map((changed) => ({ ...POINT, ...changed }));
+      const times = await onLink(link, points);
+      for (const [at, point] of points.entries()) {
+        const [pull = 0, push = 0, layers = 0] = times[at] ?? [];
+        const gains = [push, layers].map((ms) => (pull / ms).toFixed(2)).join(", ");
+        const shown = [push, layers].map((ms) => ms.toFixed(2)).join(", ");
+        const what = `${name}: ${nameOf(point)}: pull / push, pull / layer-wise: ${gains}`;
+        const both = [`${shown} ms`, `${pull.toFixed(2)} ms`] as const;
+        rows.push(rowOf(what, both, pull / Math.min(push, layers)));
+      }
     }
   }
   return rows;

@@ -18,7 +18,7 @@ export interface Run {
   readonly node: string;
   readonly nixl: string;
   /** Of the minute before the run, and of the last one in it. */
-  readonly load: { readonly before: number; readonly after: number };
+  readonly load?: { readonly before: number; readonly after: number };
   readonly rows: readonly Row[];
 }
 

@@ -9,7 +9,7 @@ import type { Run } from "../run.js";
 import type { Measured } from "./run-group.js";
 
 const RUN_GROUP = fileURLToPath(new URL("./run-group.ts", import.meta.url));
-const GROUPS = ["scheduler", "worker", "plan", "reference-engine", "nixl", "proxy", "fleet"];
+const GROUPS = ["scheduler", "worker", "plan", "nixl", "proxy", "fleet"];
 
 export const growth = (run: Run): Promise<readonly Row[]> =>
   run.parts(Object.fromEntries(GROUPS.map((name) => [name, () => measureGroup(name, run)])), run);

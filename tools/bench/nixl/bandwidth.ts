@@ -6,7 +6,6 @@ import { alone, compare, type Row } from "../report.js";
 import {
   type BenchFixture,
   type FixtureOptions,
-  inOrder,
   LENGTH_BYTES,
   lists,
   openFixture,
@@ -31,13 +30,6 @@ const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = {
   65536: 1.25,
   1048576: 1,
 };
-/** Goals relative to process_vm_readv, with which UCX copies on one host. */
-const LIMITS = [
-  { what: "contiguous", block: 2 ** 20, isScattered: false, wanted: 0.9 },
-  { what: "scattered 64 KiB", block: 65_536, isScattered: true, wanted: 0.6 },
-  { what: "scattered 4 KiB", block: 4096, isScattered: true, wanted: undefined },
-] as const;
-
 /** What is compared with Python. */
 interface Comparison {
   readonly where: string;
@@ -93,10 +85,7 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
     return [missing("LIBFABRIC", ">= 0.95", plugin?.remedy ?? "NIXL has no such plugin")];
   // The target and NIXL's own thread need a core meanwhile, which busy polling takes from them.
   const comparison = { where: "LIBFABRIC", ofPython: () => 0.95, pausesMs: [0, 1] };
-  return beside(ucx, { backend: "LIBFABRIC" }, async (fixture) => [
-    ...(await againstPython(fixture, comparison)),
-    await writtenTo(fixture),
-  ]);
+  return beside(ucx, { backend: "LIBFABRIC" }, (fixture) => againstPython(fixture, comparison));
 }
 
 /** READ and WRITE between memory of the first GPU in two processes. */
@@ -167,63 +156,6 @@ async function againstPython(
       rows.push(compare(what, [ours, theirs], "GB/s", ">=", ofPython(block)));
     }
     await close();
-  }
-  return rows;
-}
-
-/**
- * WRITE to an agent of ours and to a Python agent, whose progress thread polls without a pause:
- * over TCP the receiver takes part.
- */
-async function writtenTo(fixture: BenchFixture): Promise<Row> {
-  const [size, block] = [LENGTH_BYTES, 65_536];
-  const count = size / block;
-  const target = await fixture.python.ask<Place>({ do: "metadata" });
-  await fixture.agent.addRemote(Buffer.from(target.metadata, "hex"));
-  const toOurs = await lists(fixture, block, count);
-  const toPython = await lists({ ...fixture, target }, block, count);
-  const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-  const write = ({ move }: typeof toOurs) => timed(() => move("WRITE", localIds, remoteIds));
-  const { ours, theirs } = await series(fixture.rounds, async () => ({
-    ours: gigabytes(size, await withoutPython(fixture.python, () => write(toOurs))),
-    theirs: gigabytes(size, await write(toPython)),
-  }));
-  await toOurs.close();
-  await toPython.close();
-  const what =
-    "WRITE 512 MiB in 64 KiB, scattered, LIBFABRIC, by ours: bandwidth to an agent of ours / to one of Python's";
-  return compare(what, [ours, theirs], "GB/s", ">=");
-}
-
-/**
- * READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and
- * with 512 blocks per call.
- */
-export async function limits(fixture: BenchFixture): Promise<Row[]> {
-  const rows: Row[] = [];
-  const size = 256 * 2 ** 20;
-  const { python, target, rounds } = fixture;
-  for (const { what, block, isScattered, wanted } of LIMITS) {
-    const count = size / block;
-    const { move, close } = await lists(fixture, block, count);
-    const [localIds, remoteIds] = [1, 2].map((seed) =>
-      isScattered ? shuffled(count, seed) : inOrder(count),
-    ) as [Int32Array, Int32Array];
-    const seeds = isScattered ? [1, 2] : null;
-    const readMs = async (vector: number) => {
-      const request = { do: "vm_read", pid: target.pid, block, count, seeds, vector };
-      return (await python.ask<{ ms: number }>(request)).ms;
-    };
-    const { ours, single, vectored } = await series(rounds, async () => ({
-      ours: gigabytes(size, await timed(() => move("READ", localIds, remoteIds))),
-      single: gigabytes(size, await readMs(1)),
-      vectored: gigabytes(size, await readMs(512)),
-    }));
-    await close();
-    const bare = `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`;
-    rows.push(compare(bare, [ours, single], "GB/s", ">=", wanted));
-    const around = `a way around UCX, ${what}: process_vm_readv of 512 blocks a call / READ`;
-    if (isScattered) rows.push(compare(around, [vectored, ours], "GB/s", ">="));
   }
   return rows;
 }

@@ -113,11 +113,8 @@ export async function withoutPython<T>(python: LinePeer, work: () => Promise<T>)
   return result;
 }
 
-export const inOrder = (count: number): Int32Array =>
-  Int32Array.from({ length: count }, (_, i) => i);
-
 export function shuffled(count: number, seed: number): Int32Array {
-  const ids = inOrder(count);
+  const ids = Int32Array.from({ length: count }, (_, i) => i);
   let state = seed;
   for (let i = count - 1; i > 0; i -= 1) {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;

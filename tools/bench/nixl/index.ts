@@ -1,6 +1,6 @@
 import type { Row } from "../report.js";
 import type { Run } from "../run.js";
-import { bandwidth, gpu, libfabric, limits, ownMemory, threads } from "./bandwidth.js";
+import { bandwidth, gpu, libfabric, ownMemory, threads } from "./bandwidth.js";
 import { openFixture } from "./fixture.js";
 import { notifications, smallRead, whileMoving } from "./latency.js";
 import { bigList, handshake } from "./lists.js";
@@ -11,7 +11,6 @@ const PARTS = {
   libfabric,
   gpu,
   threads,
-  limits,
   smallRead,
   notifications,
   whileMoving,

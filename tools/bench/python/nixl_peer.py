@@ -149,48 +149,6 @@ def do_move(command):
     return {"ms": (done - begun) * 1e3}
 
 
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_uint64), ("length", ctypes.c_uint64)]
-
-
-vectors = {}
-
-
-def do_vm_read(command):
-    """Reads the same blocks by process_vm_readv, `vector` of them per call."""
-    count, block, vector, seeds = command["count"], command["block"], command["vector"], command["seeds"]
-    key = (count, block, seeds is None)
-    if key not in vectors:
-        ids = [np.arange(count), np.arange(count)] if seeds is None else [order(count, seed) for seed in seeds]
-        sides = []
-        for base, places in zip((state["base"], state["address"]), ids):
-            rows = np.empty((count, 2), np.uint64)
-            rows[:, 0] = base + places.astype(np.uint64) * block
-            rows[:, 1] = block
-            sides.append(rows)
-        vectors[key] = sides
-    local, remote = vectors[key]
-    read = libc.process_vm_readv
-    read.restype = ctypes.c_ssize_t
-    pid, flags = ctypes.c_int(command["pid"]), ctypes.c_ulong(0)
-    calls = [
-        (pid, ctypes.c_void_p(local.ctypes.data + 16 * at), ctypes.c_ulong(n), ctypes.c_void_p(remote.ctypes.data + 16 * at), ctypes.c_ulong(n), flags)
-        for at in range(0, count, vector)
-        for n in (min(vector, count - at),)
-    ]
-    begun = time.perf_counter()
-    moved = 0
-    for call in calls:
-        moved += read(*call)
-    ms = (time.perf_counter() - begun) * 1e3
-    if moved != count * block:
-        raise RuntimeError(f"process_vm_readv moved {moved} bytes: {os.strerror(ctypes.get_errno())}")
-    return {"ms": ms}
-
-
 def do_small(command):
     local_list, remote_list = prepared(command["block"], 64)
     ids = np.array([7], np.int32)
