@@ -37,7 +37,6 @@ export function cpuMs(pid: number): number {
   return children.reduce((sum, child) => sum + cpuMs(Number(child)), own);
 }
 
-/** Resident memory of a process, in bytes. */
 export function residentBytes(pid: number): number {
   return Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) * 1024;
 }
@@ -61,7 +60,6 @@ export function watchMemory(pid: number): { ended(): { early: number; late: numb
   };
 }
 
-/** The first line of a process on stdout. */
 export async function firstLine(child: ChildProcess): Promise<string> {
   let text = "";
   for await (const chunk of child.stdout ?? []) {

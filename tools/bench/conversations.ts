@@ -5,13 +5,11 @@ import { type CompletionOutcome, complete } from "../../apps/demo/src/run/comple
 export interface Traffic {
   readonly conversations: number;
   readonly turns: number;
-  /** Tokens that all conversations begin with. */
   readonly sharedTokens?: number;
   readonly firstTokens: number;
   /** What a turn adds, in turn. */
   readonly addedTokens: readonly number[];
   readonly outputTokens: number;
-  /** Between an answer and the next turn. */
   readonly pauseMs: number;
 }
 
@@ -21,10 +19,8 @@ export interface EndedTurn extends CompletionOutcome {
   readonly promptTokens: number;
   /** Tokens of the prompt whose KV no D has from the turn before. */
   readonly newTokens: number;
-  /** On the client's clock. */
   readonly startedAtMs: number;
   readonly endedAtMs: number;
-  /** For each token after the first. */
   readonly tokenMs: number;
 }
 
@@ -34,7 +30,6 @@ export interface Client {
   sleep(ms: number): Promise<unknown>;
 }
 
-/** Clients of a server on the real clock. */
 export function clientOf(url: string, name: string): Client {
   let sent = 0;
   return {

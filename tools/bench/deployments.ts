@@ -3,7 +3,6 @@ import type { ClusterOptions } from "../../apps/demo/src/cluster/cluster-plan.js
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { type CompletionOutcome, complete } from "../../apps/demo/src/run/completion-client.js";
 
-/** A proxy with P and D behind it. */
 export interface Deployment {
   /** Sends a request through the proxy, or to P alone. Errors: those of the request. */
   send(
@@ -18,7 +17,6 @@ export interface Deployment {
 
 export const BLOCK_TOKENS = 16;
 
-/** Options of a demo cluster of one P and one D. */
 export const ONE_PAIR = {
   connector: "NixlConnector",
   prefills: 1,

@@ -22,7 +22,6 @@ const CHATS: Traffic = {
   outputTokens: 32,
   pauseMs: 40,
 };
-/** Longer uncached prompts have two legs. */
 const ABOVE_TOKENS = 128;
 const ROUNDS = 5;
 

@@ -24,7 +24,6 @@ const WAYS: readonly Way[] = ["direct", "static", "picked"];
 interface Measured {
   readonly generator: LoadGenerator;
   readonly urls: Readonly<Record<Way, string>>;
-  /** Of the picker. */
   readonly pid: number;
   readonly run: Run;
 }

@@ -17,13 +17,11 @@ import {
 import { zmqSideChannel } from "@kv/side-channel";
 import { SMALL, send } from "./fairness.js";
 
-/** Something that one party does at full size until the signal aborts. */
 type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
 
 const bodyOf = (members: object) =>
   Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1, stream: true }));
 
-/** Sends a body again and again. Rejects where one is not served. */
 async function pour(url: string, body: Uint8Array, signal: AbortSignal): Promise<void> {
   while (!signal.aborted)
     await send(url, body, signal).catch((error: unknown) => {

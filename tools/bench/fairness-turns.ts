@@ -3,7 +3,6 @@
 import { readFileSync } from "node:fs";
 import { isMainThread } from "node:worker_threads";
 
-/** Processor time of this thread, in ms. */
 const threadMs = () =>
   Number(readFileSync("/proc/thread-self/schedstat", "latin1").split(" ")[0]) / 1e6;
 

@@ -42,12 +42,10 @@ export function send(url: string, body?: string | Uint8Array, signal?: AbortSign
   });
 }
 
-/** A process whose delays are measured. */
 interface Victim {
   readonly url: string;
   /** What the attacker is told: the URL of its HTTP, or the port of its side channel. */
   readonly target: string;
-  /** A small request. */
   readonly small: string;
   /** The longest turns of its event loop, in ms, of each half second. */
   readonly turns: number[];
@@ -60,7 +58,6 @@ interface Measured {
   readonly "small requests": readonly number[];
 }
 
-/** Asks in turn for so long. Returns the times, in ms. */
 async function measure({ url, small }: Victim, forMs: number): Promise<Measured> {
   const times = { "/health": [] as number[], "small requests": [] as number[] };
   const timed = async (what: keyof Measured, body?: string) => {

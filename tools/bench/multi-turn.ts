@@ -33,16 +33,13 @@ const READBACK = {
 const NEW_ONLY_SHARE = 0.99;
 /** D's time for each further token grows by at most this, and it loses at most this throughput. */
 const [DECODE_RATIO, THROUGHPUT_RATIO] = [1.03, 0.97];
-/** Upper ends of the groups of prompts' lengths. */
 const LENGTHS = [1000, 2000, 4000, 8000];
 
-/** What the proxy's record says of a request. */
 interface Served {
   readonly readback?: string;
   readonly readbackTokens?: number;
 }
 
-/** The conversations through one deployment. */
 interface Held {
   readonly turns: readonly EndedTurn[];
   readonly records: ReadonlyMap<string, Served>;
@@ -58,7 +55,6 @@ function recordRequests(): { readonly records: Map<string, Served>; readonly log
   return { records, log: { ...silentLog, info } };
 }
 
-/** Of P's metrics. */
 function computedTokens(metrics: string): number {
   const sample = /^vllm:prompt_tokens_by_source_total\{[^}]*source="local_compute"[^}]*\} (\S+)/gm;
   return Array.from(metrics.matchAll(sample), ([, count]) => Number(count)).reduce(

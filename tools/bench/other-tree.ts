@@ -5,7 +5,6 @@ import { compare, type Row } from "./report.js";
 import type { Run } from "./run.js";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
-/** Measured numbers in the names of rows. */
 const MEASURED = /\(.*?\)|\bat \d+|[\d.]+ [\d.]+ [\d.]+$/g;
 
 /** A benchmark in this tree and in another one, in turn, twice each. Rows: this tree / the other. */

@@ -7,7 +7,6 @@ const [BOTTOM, LEGEND, ROW] = [TOP + PLOT_HEIGHT, TOP + PLOT_HEIGHT + 74, 17];
 /** A line of the legend has 66 characters at most. */
 const LEGEND_LINE = /.{1,66}(?:\s|$)/g;
 
-/** A cost at several sizes. */
 interface Curve {
   readonly name: string;
   readonly sizes: readonly number[];

@@ -35,7 +35,6 @@ const STREAMS = 10_000;
 const SPARE_FILES = 500;
 const CLI = fileURLToPath(new URL("../../packages/proxy/dist/cli.js", import.meta.url));
 
-/** Rounds of both sides. */
 type Both<T> = [T[], T[]];
 const both = <T>(): Both<T> => [[], []];
 

@@ -20,7 +20,6 @@ export const WAYS = {
 export type Way = keyof typeof WAYS;
 const [PULL, ...PUSHES] = Object.keys(WAYS) as Way[];
 
-/** Requests that are sent at once. */
 export interface Point {
   readonly inputTokens: number;
   readonly outputTokens: number;

@@ -43,7 +43,6 @@ function vllmPeer(name: string, env: NodeJS.ProcessEnv): LinePeer | undefined {
   });
 }
 
-/** vLLM's functions for plans; undefined where vLLM is not set up. */
 export const vllmPlans = () => vllmPeer("./python/vllm_peer.py", {});
 
 export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LinePeer> {

@@ -1,12 +1,10 @@
 import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
 
-/** Tokens of a block. */
 export const BLOCK_SIZE = 16;
 
 export interface RanksOptions {
   readonly numKvHeads: number;
   readonly tpSize?: number;
-  /** One for each layer. */
   readonly regions?: number;
   /** KV cache groups, to which the regions belong in turn. */
   readonly groups?: number;

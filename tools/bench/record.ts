@@ -12,7 +12,6 @@ import { type Row, rounded } from "./report.js";
 export interface Run {
   readonly date: string;
   readonly command: string;
-  /** Processors, C library and GPU. */
   readonly machine: string;
   readonly kernel: string;
   readonly node: string;
@@ -22,10 +21,8 @@ export interface Run {
   readonly rows: readonly Row[];
 }
 
-/** The load of the machine in the last minute. */
 export const load = (): number => Number((loadavg()[0] ?? Number.NaN).toFixed(1));
 
-/** Records a run in docs/bench/NAME.json. */
 export function record(
   name: string,
   rows: readonly Row[],

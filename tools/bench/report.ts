@@ -10,7 +10,6 @@ export interface Row {
   readonly wanted: string;
   /** undefined: reported only, or not measurable on this machine. */
   readonly met: boolean | undefined;
-  /** How often each side was measured. */
   readonly rounds?: number;
 }
 
@@ -112,7 +111,6 @@ export function printRows(rows: readonly Row[]): void {
     );
 }
 
-/** With three places of the ratios. */
 export const rounded = ({ ratio, best, ...row }: Row): Row => ({
   ...row,
   ratio: ratio === undefined ? undefined : Number(ratio.toFixed(3)),

@@ -8,7 +8,6 @@ import { compileC, firstLine, startOnCores } from "./child-processes.js";
 
 export interface LoadResult {
   readonly perSecond: number;
-  /** The duration of each complete request, in ms. */
   readonly tookMs: readonly number[];
   readonly failed: number;
   /** How late the load generator itself sent a request at most, in ms. */
@@ -60,7 +59,6 @@ export class LoadGenerator {
     return result;
   }
 
-  /** Waits until a request is answered. */
   async answered(url: string): Promise<void> {
     for (let attempt = 0; attempt < 240; attempt += 1) {
       if ((await this.#run(url, 1, 1, 0)).tookMs.length > 0) return;
@@ -88,16 +86,13 @@ export class LoadGenerator {
   }
 }
 
-/** The router's core, and that of all others. */
 export const [ROUTER_CORE, OTHER_CORE] = ["0", "1"];
 
-/** A process that answers at `url`. */
 export interface Target {
   readonly url: string;
   readonly pid: number;
 }
 
-/** What is beside a router under load. */
 export interface Bench {
   readonly generator: LoadGenerator;
   /** The program of fast-upstream.ts, and its P and D as `127.0.0.1:PORT`. */

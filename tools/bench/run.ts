@@ -2,11 +2,9 @@ import type { Row } from "./report.js";
 
 /** What the command line asks of a benchmark. */
 export class Run {
-  /** Parts; undefined: all. */
   readonly only: readonly string[] | undefined;
   /** Fewer rounds and sizes: shows that it runs. */
   readonly short: boolean;
-  /** Files of docs/bench are written. */
   readonly record: boolean;
 
   constructor({

@@ -43,15 +43,12 @@ export interface VirtualOptions {
   readonly hopMs: number;
   /** Time that each byte range of a transfer adds. Default: that of a network adapter. */
   readonly rangeMs?: number;
-  /** The shortest pass of D. Default: none. */
   readonly decodeStepMs?: number;
-  /** Blocks of a request do not follow one another. Default: false. */
   readonly fragmented?: boolean;
   /** P has a prefix cache. Default: false, and P computes every prompt. */
   readonly prefillCaches?: boolean;
   readonly cluster?: Partial<ClusterOptions>;
   readonly proxy?: Partial<ProxySettingsInput>;
-  /** Called with the proxy's record of each request. */
   readonly requestDone?: (fields: LogFields) => void;
   /**
    * Turns of the event loop that the clock waits before it advances: more than any chain of
@@ -62,7 +59,6 @@ export interface VirtualOptions {
 
 export interface VirtualDeployment extends Deployment {
   readonly clock: Clock;
-  /** P's metrics, as Prometheus reads them. */
   prefillMetrics(): Promise<string>;
 }
 

@@ -28,7 +28,6 @@ const BY_INSTANCES = { sizeOf: "instances", sizes: INSTANCES };
 const LOOKED_UP = { sizeOf: "blocks", sizes: [1000, 10_000, 100_000, 1_000_000] } as const;
 const BLOCK_TOKENS = 16;
 const UNLIMITED = Number.POSITIVE_INFINITY;
-/** Blocks of a prompt. */
 const PROMPT_BLOCKS = 32;
 const NONE: ReadonlySet<never> = new Set();
 /** Longer than a measurement takes. */
@@ -156,13 +155,11 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
   });
 }
 
-/** An index with prompts of 32 blocks each. Another `seed`: other prompts. */
 function filled(blocks: number, seed: number, index = indexOfOne()): BlockIndex {
   for (let prompt = 0; prompt * PROMPT_BLOCKS < blocks; prompt += 1) store(index, seed, prompt);
   return index;
 }
 
-/** Stores a prompt. Returns the hashes of its blocks. */
 function store(index: BlockIndex, seed: number, prompt: number): string[] {
   const hashes = Array.from({ length: PROMPT_BLOCKS }, (_, at) => `${seed}:${prompt}:${at}`);
   const steps = index.stored({
@@ -176,7 +173,6 @@ function store(index: BlockIndex, seed: number, prompt: number): string[] {
   return hashes;
 }
 
-/** The index of the only instance. */
 function indexOfOne(): BlockIndex {
   const instance: Instance = { role: "prefill", url: "http://127.0.0.1:20000", inFlight: 0 };
   return new BlockIndex(new BlockTree(), instance, UNLIMITED);
@@ -247,7 +243,6 @@ const choosing = (
     }),
 });
 
-/** Choices of a P, and of a D for it. */
 const pairs = (name: string, versions: readonly string[]) =>
   choosing(
     `pairing: choice of a P and of a D for it, ${name}`,

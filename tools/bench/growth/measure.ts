@@ -5,11 +5,8 @@ import { median, type Row } from "../report.js";
  * proportion to the items is constant here.
  */
 export interface Quantity {
-  /** Unique in its group. */
   readonly name: string;
-  /** Unit of the cost: "us per step". */
   readonly unit: string;
-  /** What the sizes count: "requests that wait at D". */
   readonly sizeOf: string;
   /**
    * At least four sizes, ascending, in steps of 4 or 10. The short form measures the first three.
@@ -20,7 +17,6 @@ export interface Quantity {
    * @default 0, a constant cost per item
    */
   readonly exponent?: number;
-  /** Largest cost that is wanted at any size, in the unit. */
   readonly most?: number;
   /** The cost per item at a size. Called several times, each time in a new fixture. */
   measure(size: number): number | Promise<number>;
@@ -34,7 +30,6 @@ export interface Group {
   readonly missing?: string | undefined;
 }
 
-/** The cost at each size. */
 export interface Curve {
   readonly name: string;
   readonly sizes: readonly number[];
@@ -99,7 +94,6 @@ export function rowOf(group: string, quantity: Quantity, { sizes, costs }: Curve
   };
 }
 
-/** 1,000 as 1k. */
 function showSize(size: number): string {
   if (size >= 1e6) return `${size / 1e6}M`;
   return size >= 1000 && size % 1000 === 0 ? `${size / 1000}k` : size.toLocaleString("en");
@@ -120,7 +114,6 @@ export function processorMs(): number {
   return (user + system) / 1000;
 }
 
-/** Processor time of a call, in ms. */
 export async function processorMsOf(run: () => unknown, times = 1): Promise<number> {
   const begunMs = processorMs();
   for (let i = 0; i < times; i++) {

@@ -18,7 +18,6 @@ export interface MemoryEngine {
   close(): Promise<void>;
 }
 
-/** Blocks of an engine's cache. */
 const NUM_BLOCKS = 64;
 
 export async function memoryEngine(
@@ -63,7 +62,6 @@ export async function memoryEngine(
 
 const PROMPT_TOKENS = 40;
 const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
-/** The blocks of each request. */
 export const BLOCK_IDS = [[1, 2, 3]];
 
 export function request(requestId: string, kvTransferParams: KvTransferParams): ConnectorRequest {

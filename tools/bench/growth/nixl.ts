@@ -11,7 +11,6 @@ const STRIDE_BYTES = 128;
 const THOUSANDS = [10, 100, 1000, 10_000] as const;
 const AGENTS = [1, 4, 16, 64] as const;
 
-/** Agents of this process, of which the first reaches the others. */
 interface Agents {
   readonly transport: Transport;
   readonly near: Agent;
@@ -31,7 +30,6 @@ async function withAgents(
   return cost;
 }
 
-/** Two agents, and memory that both can reach. */
 interface Pair extends Agents {
   readonly far: Agent;
   readonly memory: Memory;
@@ -63,7 +61,6 @@ const withPair = (
     }),
 });
 
-/** A row for each descriptor, at places without a pattern. */
 function scattered({ address }: Memory, count: number) {
   const rows = new Float64Array(5 * count);
   for (let at = 0; at < count; at += 1) {
@@ -73,7 +70,6 @@ function scattered({ address }: Memory, count: number) {
   return { memoryType: "DRAM" as const, rows };
 }
 
-/** READs of scattered descriptors, by their ids. */
 async function reader({ near, far, memory }: Pair, descriptors: number) {
   const table = scattered(memory, descriptors);
   const local = await near.prepareLocal(table);
@@ -84,7 +80,6 @@ async function reader({ near, far, memory }: Pair, descriptors: number) {
   return read;
 }
 
-/** Work that can be done again. */
 const again = (items: number, run: () => unknown) =>
   processorTimeOf("us", items, () => undefined, run);
 

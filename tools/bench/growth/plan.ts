@@ -28,7 +28,6 @@ interface Planned {
   readonly per?: string;
   items?(size: number): number;
   shapes(size: number): { readonly local: Shape; readonly remote: Shape };
-  /** The first of the remote ranks only. */
   readonly isAlone?: boolean;
 }
 

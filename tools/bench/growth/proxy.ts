@@ -9,7 +9,6 @@ const PREFILLED = prefillAnswer("e", 5600);
 const event = (text: string, end: string | null = null) =>
   `data: ${JSON.stringify({ id: "c", choices: [{ index: 0, text, finish_reason: end }] })}\n\n`;
 
-/** How many chunks a decode server answers with. */
 let chunks = 1;
 
 interface Running {
@@ -92,7 +91,6 @@ async function ask({ url, agent }: Running, prompt: string): Promise<void> {
     throw new Error(`the proxy answered ${statusCode}: ${text.slice(0, 500)}`);
 }
 
-/** Asks so many times at once, each with a prompt of its own. */
 const askAll = (running: Running, count: number, first = 0) =>
   Promise.all(Array.from({ length: count }, (_, at) => ask(running, `prompt ${first + at}`)));
 

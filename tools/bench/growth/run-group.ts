@@ -4,7 +4,6 @@ import { parseArgs } from "node:util";
 import type { Row } from "../report.js";
 import { type Curve, type Group, measure, rowOf } from "./measure.js";
 
-/** What a process has measured. */
 export interface Measured {
   readonly title: string;
   readonly missing?: string | undefined;

@@ -22,19 +22,16 @@ import { BLOCK_IDS, memoryEngine, prefilled, request } from "./memory-engine.js"
 const SIZES = [100, 1000, 10_000, 100_000] as const;
 /** Fewer requests need less than the heap grows and shrinks for other reasons. */
 const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
-/** The requests are spread over as many P's. */
 const ENGINES = 8;
 const LEASE_MS = 30_000;
 const clock = systemClock();
 
-/** Something with entries that come and go. */
 interface Table {
   come(number: number): void;
   go(number: number): void;
   close(): unknown;
 }
 
-/** A connector's scheduler under requests. */
 interface Side extends Table {
   step(): void;
 }
@@ -254,7 +251,6 @@ const ended = remembered((options) => {
   return (id) => held.add(id);
 });
 
-/** The tables of both sides, each alone. */
 const TABLES: readonly (readonly [string, string, (size: number) => Table, number])[] = [
   ["leases of P's worker", "leases", leases, 1],
   ["heartbeats of D's worker", "requests whose leases are extended", heartbeats, 1],

@@ -5,7 +5,6 @@ import { memoryNetwork } from "@kv/transport-memory";
 import { type Group, heldBytes, processorTimeOf, type Quantity } from "./measure.js";
 import { BLOCK_IDS, type MemoryEngine, memoryEngine, prefilled } from "./memory-engine.js";
 
-/** A D and the P's that its requests come from. */
 interface Fleet {
   readonly decode: MemoryEngine;
   readonly prefills: readonly MemoryEngine[];

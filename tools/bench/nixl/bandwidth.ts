@@ -17,7 +17,6 @@ import {
 } from "./fixture.js";
 
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
-/** Sizes and blocks of the transfers, in bytes. */
 const CASES = [64 * 2 ** 20, LENGTH_BYTES].flatMap((size) =>
   BLOCKS.map((block) => ({ size, block })),
 );
@@ -30,11 +29,9 @@ const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = {
   65536: 1.25,
   1048576: 1,
 };
-/** What is compared with Python. */
 interface Comparison {
   readonly where: string;
   readonly cases?: typeof CASES;
-  /** The goal, by the size of a block. */
   ofPython(block: number): number | undefined;
   /**
    * The pauses between Python's polls of a transfer, in ms: the better of its results counts. Over
@@ -88,7 +85,6 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
   return beside(ucx, { backend: "LIBFABRIC" }, (fixture) => againstPython(fixture, comparison));
 }
 
-/** READ and WRITE between memory of the first GPU in two processes. */
 export async function gpu(ucx: BenchFixture): Promise<Row[]> {
   if (!existsSync("/dev/nvidia0")) {
     const why = "no GPU here: there is no /dev/nvidia0";
@@ -98,7 +94,6 @@ export async function gpu(ucx: BenchFixture): Promise<Row[]> {
   return beside(ucx, { memoryType: "VRAM" }, (fixture) => againstPython(fixture, comparison));
 }
 
-/** READ and WRITE with UCX's parameter `num_threads` at both sides. */
 export async function threads(ucx: BenchFixture): Promise<Row[]> {
   const cores = availableParallelism();
   if (cores < 8) return [missing("num_threads", ">= 1", `8 cores are needed, here are ${cores}`)];

@@ -4,7 +4,6 @@ import { nixlTransport } from "@kv/nixl";
 import type { LinePeer } from "../../clients/python.js";
 import { nodeTarget, pythonNixl } from "../python-peer.js";
 
-/** An agent's name and metadata, and the address of its memory. */
 export interface Place {
   readonly name: string;
   readonly address: number;
@@ -95,7 +94,6 @@ export async function series<Figure extends string>(
   return all as Record<Figure, number[]>;
 }
 
-/** The time of work in ms. */
 export async function timed(work: () => Promise<unknown>): Promise<number> {
   const begun = performance.now();
   await work();

@@ -20,7 +20,6 @@ const PARTS = {
 /** A median of fewer rounds means little on a machine that runs other work. */
 const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
-/** @kv/nixl against Python NIXL. */
 export async function nixl(run: Run): Promise<readonly Row[]> {
   const fixture = await openFixture(run.rounds(ROUNDS));
   try {

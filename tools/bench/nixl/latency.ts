@@ -19,7 +19,6 @@ const BATCHES = 10;
 const BATCH = 32;
 const BLOCK = 4096;
 const WORKERS = 6;
-/** Messages to a new worker that are not measured. */
 const WARM_UP = 12;
 
 /**

@@ -35,7 +35,6 @@ async function onThread<T>(work: () => Promise<T>): Promise<{ value: T; busyMs: 
   return { value, busyMs: performance.eventLoopUtilization(before).active };
 }
 
-/** The peak growth of the process's resident memory during `work`, in MiB. */
 async function peakGrowthMib<T>(work: () => Promise<T>): Promise<{ value: T; growthMib: number }> {
   const peakKib = () =>
     Number(/^VmHWM:\s+(\d+) kB$/m.exec(readFileSync("/proc/self/status", "utf8"))?.[1]);
@@ -106,7 +105,6 @@ function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly
   );
 }
 
-/** Blocks of the memory, one row for each layer. */
 const layerRows = (address: number, blocks: number, length: number): Float64Array =>
   Float64Array.from(
     Array.from({ length: LAYERS }, (_, at) => [
