@@ -1,7 +1,6 @@
 // Attacks with a clock: whether one client, publisher or peer at full size delays others. `/health`
 // and small requests beside each, against the idle process of the same run.
 import { type ChildProcess, fork } from "node:child_process";
-import { Agent, request as httpRequest } from "node:http";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { linePeer } from "../clients/python.js";
@@ -23,23 +22,19 @@ export const SMALL = JSON.stringify({
   stream: true,
 });
 
-const agent = new Agent({ keepAlive: true });
-
-/**
- * Gets `/health`, or posts a completion. Resolves at the end of the answer, and rejects where its
- * status is not 200.
- */
-export function send(url: string, body?: string | Uint8Array, signal?: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const path = body === undefined ? "/health" : "/v1/completions";
-    const options = { agent, method: body === undefined ? "GET" : "POST", signal };
-    const headers = { "content-type": "application/json" };
-    const sent = httpRequest(url + path, { ...options, headers }, (answer) => {
-      if (answer.statusCode !== 200) reject(new Error(`status ${answer.statusCode}`));
-      answer.resume().once("end", resolve).once("error", reject);
-    });
-    sent.once("error", reject).end(body);
-  });
+/** Gets `/health`, or posts a completion. Errors: a status that is not 200. */
+export async function send(
+  url: string,
+  body?: string | Uint8Array<ArrayBuffer>,
+  signal: AbortSignal | null = null,
+): Promise<void> {
+  const headers = { "content-type": "application/json" };
+  const answer =
+    body === undefined
+      ? await fetch(`${url}/health`, { signal })
+      : await fetch(`${url}/v1/completions`, { method: "POST", headers, body, signal });
+  await answer.arrayBuffer();
+  if (answer.status !== 200) throw new Error(`status ${answer.status}`);
 }
 
 interface Victim {

@@ -201,10 +201,10 @@ async function manyStreams(
   const complete = ended.filter(Boolean).length;
 
   const gibibytes = resident / 2 ** 30;
-  const allGibibytes = (gibibytes * STREAMS) / count;
+  const allGibibytes = (gibibytes * wanted) / count;
   const limited =
-    count < STREAMS
-      ? `, of ${files} files (${STREAMS} at as much each: ${allGibibytes.toFixed(3)} GiB)`
+    count < wanted
+      ? `, of ${files} files (${wanted} at as much each: ${allGibibytes.toFixed(3)} GiB)`
       : "";
   const what = `${count} open streams${limited}: resident memory (${complete} of them then ended complete)`;
   const isMet = allGibibytes <= 1 && complete === count;

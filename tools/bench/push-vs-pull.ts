@@ -12,15 +12,15 @@ import { median, pairRatio, type Row, rowOf, spread } from "./report.js";
 import type { Run } from "./run.js";
 import { openVirtual, type VirtualOptions } from "./virtual-deployment.js";
 
-export const WAYS = {
+const WAYS = {
   pull: { connector: "NixlConnector" },
   push: { connector: "push" },
   "push, layer-wise": { connector: "push", pushLayerwise: true },
 } as const;
-export type Way = keyof typeof WAYS;
+type Way = keyof typeof WAYS;
 const [PULL, ...PUSHES] = Object.keys(WAYS) as Way[];
 
-export interface Point {
+interface Point {
   readonly inputTokens: number;
   readonly outputTokens: number;
   readonly atOnce: number;
@@ -100,7 +100,7 @@ let made = 0;
  * Sends a point's requests at once. No two prompts share more than `sharedTokens`. Returns the
  * median time to the first token.
  */
-export async function ttftMs({ send, settled }: Deployment, point: Point): Promise<number> {
+async function ttftMs({ send, settled }: Deployment, point: Point): Promise<number> {
   const { inputTokens, outputTokens, sharedTokens, hitPercent, hitsAt } = point;
   const prompts = Array.from({ length: point.atOnce }, () => {
     made += 1;
