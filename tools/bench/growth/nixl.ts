@@ -47,18 +47,21 @@ const withPair = (
   unit,
   sizeOf,
   sizes,
-  measure: (size) =>
-    withAgents(2, async (agents) => {
+  async measure(size) {
+    const closed: Memory[] = [];
+    const cost = await withAgents(2, async (agents) => {
       const { transport, near, others } = agents;
       const memory = transport.allocate(descriptors * STRIDE_BYTES);
+      closed.push(memory);
       const [far = near] = others;
       for (const agent of [near, far]) await agent.register(memory);
       await near.addRemote(await far.localMetadata());
-      const cost = await measure({ ...agents, far, memory }, size);
-      await near.close();
-      memory.close();
-      return cost;
-    }),
+      return measure({ ...agents, far, memory }, size);
+    });
+    // Agents that are closed hold none of it.
+    for (const memory of closed) memory.close();
+    return cost;
+  },
 });
 
 function scattered({ address }: Memory, count: number) {
