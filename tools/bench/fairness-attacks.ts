@@ -22,7 +22,11 @@ type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Pro
 const bodyOf = (members: object) =>
   Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1, stream: true }));
 
-async function pour(url: string, body: Uint8Array<ArrayBuffer>, signal: AbortSignal): Promise<void> {
+async function pour(
+  url: string,
+  body: Uint8Array<ArrayBuffer>,
+  signal: AbortSignal,
+): Promise<void> {
   while (!signal.aborted)
     await send(url, body, signal).catch((error: unknown) => {
       if (!signal.aborted) throw error;
