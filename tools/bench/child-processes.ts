@@ -1,21 +1,30 @@
-import { type ChildProcess, spawn } from "node:child_process";
-import { readdirSync, readFileSync } from "node:fs";
+import { type ChildProcess, execFile, spawn } from "node:child_process";
+import { existsSync, mkdtempSync, readdirSync, readFileSync } from "node:fs";
 import { type AddressInfo, createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 
 /**
- * Starts a program on one core, with pipes for stdin and stdout. `taskset` replaces itself by the
+ * Starts a program on some cores, with pipes for stdin and stdout. `taskset` replaces itself by the
  * program, so its process id is the program's.
  */
-export function startOnCore(
-  core: string,
-  command: string,
-  args: readonly string[],
-  env: NodeJS.ProcessEnv = process.env,
-): ChildProcess {
-  return spawn("taskset", ["-c", core, command, ...args], {
-    stdio: ["pipe", "pipe", "inherit"],
-    env,
-  });
+export const startOnCores = (cores: string, command: string, args: readonly string[]) =>
+  spawn("taskset", ["-c", cores, command, ...args], { stdio: ["pipe", "pipe", "inherit"] });
+
+/** Compiles `tools/bench/c/NAME.c` into a temporary folder. Resolves with the program's path. */
+export async function compileC(name: string, flags: readonly string[] = []): Promise<string> {
+  const places = (process.env["PATH"] ?? "").split(":");
+  const compiler = ["cc", "gcc", "clang"].find((one) =>
+    places.some((place) => existsSync(join(place, one))),
+  );
+  if (compiler === undefined)
+    throw new Error("this benchmark needs a C compiler: cc, gcc or clang on PATH");
+  const program = join(mkdtempSync(join(tmpdir(), "kv-bench-")), name);
+  const source = fileURLToPath(new URL(`./c/${name}.c`, import.meta.url));
+  await promisify(execFile)(compiler, ["-O2", "-o", program, source, ...flags]);
+  return program;
 }
 
 /** User and system time of a process, its threads and its children, in ms. */
@@ -28,7 +37,6 @@ export function cpuMs(pid: number): number {
   return children.reduce((sum, child) => sum + cpuMs(Number(child)), own);
 }
 
-/** Resident memory of a process, in bytes. */
 export function residentBytes(pid: number): number {
   return Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) * 1024;
 }

@@ -1,136 +1,79 @@
-import { setTimeout as sleep } from "node:timers/promises";
-import { createProxy, type ProxySettingsInput } from "@kv/proxy";
+import { createProxy } from "@kv/proxy";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
-import { type CompletionOutcome, complete } from "../../apps/demo/src/run/completion-client.js";
-import { tokens } from "./multi-turn/traffic.js";
+import { clientOf, converse, type EndedTurn, type Traffic } from "./conversations.js";
+import { ONE_PAIR, SIMULATED } from "./deployments.js";
 import { compare, inTurn, median, percentile, type Row } from "./report.js";
+import type { Run } from "./run.js";
 
 /**
  * A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle
- * class with a model of 8 billion parameters.
+ * class with a model of 8 billion parameters. No pass is shorter than `leastPassMs`, as the weights
+ * are read for each: so the machine's cores do not limit D's steps.
  */
-const FORWARD_MS_PER_512 = 40;
-/**
- * And no pass is shorter than this, as the weights are read for each: so D's steps last as long as
- * on such an accelerator, and the machine's cores do not limit them.
- */
-const LEAST_PASS_MS = 8;
-const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
-const BLOCK_TOKENS = 16;
-const CACHE_TOKENS = 65_536;
-const ROUNDS = 5;
-const [CONVERSATIONS, TURNS] = [8, 6];
-/**
- * Tokens of a system prompt that all conversations share, of a first question, of a later one, and
- * of an answer.
- */
-const [SYSTEM_TOKENS, FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS] = [256, 700, 40, 32];
-/** Between an answer and the next question. */
-const PAUSE_MS = 40;
-/** Longer uncached prompts have two legs. */
+const simulate = { ...SIMULATED, forwardMsPer512Tokens: 40, leastPassMs: 8 };
+const CHATS: Traffic = {
+  conversations: 8,
+  turns: 6,
+  sharedTokens: 256,
+  firstTokens: 700,
+  addedTokens: [40],
+  outputTokens: 32,
+  pauseMs: 40,
+};
 const ABOVE_TOKENS = 128;
-const VOCABULARY = 1000;
-const tokensOf = (count: number, seed: number, part: number) =>
-  tokens(count, seed, part, VOCABULARY);
+const ROUNDS = 5;
 
 /**
  * The disaggregation rule on chats of several turns, against two legs for each request: the same
  * engines, in turn.
  */
-export async function disaggregation(): Promise<readonly Row[]> {
+export async function disaggregation(run: Run): Promise<readonly Row[]> {
   const log = jsonLog("error");
   const options = {
+    ...ONE_PAIR,
     transport: "nixl",
-    connector: "NixlConnector",
-    prefills: 1,
     decodes: 2,
-    prefillTp: 1,
-    decodeTp: 1,
-    prefillBlockSize: BLOCK_TOKENS,
-    decodeBlockSize: BLOCK_TOKENS,
-    cacheTokens: CACHE_TOKENS,
-    instance: {
-      simulate: {
-        ...SIMULATED,
-        forwardMsPer512Tokens: FORWARD_MS_PER_512,
-        leastPassMs: LEAST_PASS_MS,
-      },
-      digests: false,
-    },
+    cacheTokens: 65_536,
+    instance: { simulate, digests: false },
   } as const;
   await using cluster = await startCluster(options, { log, logLevel: "error" });
-  const settings = planProxy(cluster.prefills, cluster.decodes, options);
-  const routing = { prefill: "round-robin", decode: "prefix-aware" } as const;
-  const ways: readonly ProxySettingsInput[] = [
-    { ...settings, routing, disaggregateAbove: ABOVE_TOKENS },
-    { ...settings, routing },
-  ];
-  const runs: Run[][] = [[], []];
-  // The first round warms up.
-  for (let round = 0; round <= ROUNDS; round += 1)
-    for (const at of inTurn(round)) {
-      const proxy = createProxy({ ...ways[at], log });
-      const { url } = await proxy.listen({ port: 0 });
-      const run = await converse(url, 10 * round + at, () => sentTo(proxy.status().prefillers));
-      await proxy.close();
-      if (round > 0) runs[at]?.push(run);
-    }
-  const values = (what: keyof Run, at: 0 | 1) => (runs[at] ?? []).map((run) => run[what]);
-  const row = (what: string, of: keyof Run, unit: string, most: number) =>
-    compare(what, [values(of, 0), values(of, 1)], unit, "<=", most);
-  const load = `${CONVERSATIONS} conversations of ${TURNS} turns, ${SYSTEM_TOKENS + FIRST_TOKENS} tokens and ${TURN_TOKENS} more each, 1 P, 2 D`;
-  return [
-    row(`prefill legs, ${load}: the rule / always two legs`, "prefillLegs", "", 0.5),
-    row("time to the first token, p50", "ttftMs", "ms", 1),
-    row("time per further token, p99 over requests", "decodeMs", "ms", 1.1),
-  ];
-}
-
-interface Run {
-  readonly prefillLegs: number;
-  readonly ttftMs: number;
-  readonly decodeMs: number;
-}
-
-/** Runs all conversations at once; none shares a prefix with one of another `seed`. */
-async function converse(url: string, seed: number, prefillLegs: () => number): Promise<Run> {
-  const before = prefillLegs();
-  const outcomes: CompletionOutcome[] = [];
-  const system = tokensOf(SYSTEM_TOKENS, seed, 0);
-  await Promise.all(
-    Array.from({ length: CONVERSATIONS }, async (_, conversation) => {
-      await sleep(conversation * (PAUSE_MS / 2));
-      let prompt = [...system, ...tokensOf(FIRST_TOKENS, seed, conversation + 1)];
-      for (let turn = 0; turn < TURNS; turn += 1) {
-        const requestId = `chat-${seed}-${conversation}-${turn}`;
-        const outcome = await complete({
-          url,
-          requestId,
-          promptTokens: prompt,
-          maxTokens: ANSWER_TOKENS,
-        });
-        outcomes.push(outcome);
-        prompt = [
-          ...prompt,
-          ...outcome.tokens,
-          ...tokensOf(TURN_TOKENS, seed, 100 * turn + conversation + 17),
-        ];
-        await sleep(PAUSE_MS);
-      }
-    }),
-  );
-  return {
-    prefillLegs: prefillLegs() - before,
-    ttftMs: median(outcomes.map(({ ttftMs }) => ttftMs)),
-    decodeMs: percentile(
-      outcomes.map(({ totalMs, ttftMs }) => (totalMs - ttftMs) / (ANSWER_TOKENS - 1)),
-      0.99,
-    ),
+  const settings = {
+    ...planProxy(cluster.prefills, cluster.decodes, options),
+    routing: { prefill: "round-robin", decode: "prefix-aware" } as const,
   };
-}
+  const ways = [{ ...settings, disaggregateAbove: ABOVE_TOKENS }, settings];
 
-function sentTo(instances: readonly { readonly requests: number }[]): number {
-  return instances.reduce((sum, { requests }) => sum + requests, 0);
+  const [legs, ttfts, decodes]: [number[], number[]][] = [
+    [[], []],
+    [[], []],
+    [[], []],
+  ];
+  // The first round warms up.
+  for (let round = 0; round <= run.rounds(ROUNDS); round += 1)
+    for (const at of inTurn(round)) {
+      await using proxy = createProxy({ ...ways[at], log });
+      const { url } = await proxy.listen({ port: 0 });
+      const turns = await converse(clientOf(url, `chat-${round}-${at}`), CHATS, 10 * round + at);
+      if (round === 0) continue;
+      const { prefillers } = proxy.status();
+      legs?.[at].push(prefillers.reduce((sum, { requests }) => sum + requests, 0));
+      const of = (what: (turn: EndedTurn) => number) => turns.map(what);
+      ttfts?.[at].push(median(of(({ ttftMs }) => ttftMs)));
+      decodes?.[at].push(
+        percentile(
+          of(({ tokenMs }) => tokenMs),
+          0.99,
+        ),
+      );
+    }
+  const load = `${CHATS.conversations} conversations of ${CHATS.turns} turns, 956 tokens and 40 more each, 1 P, 2 D`;
+  const row = (what: string, series: typeof legs, unit: string, most: number) =>
+    compare(what, series ?? [[], []], unit, "<=", most);
+  return [
+    row(`prefill legs, ${load}: the rule / always two legs`, legs, "", 0.5),
+    row("time to the first token, p50", ttfts, "ms", 1),
+    row("time per further token, p99 over requests", decodes, "ms", 1.1),
+  ];
 }

@@ -1,6 +1,6 @@
 // What one client, publisher or peer does at full size, in a process of its own, so that it does
-// not delay who measures. Prints the endpoint of its publisher; then each line of its input is
-// `{ attack, target }`, or `{}` to stop, and is answered when that is done.
+// not delay who measures. Each line of its input is `{ attack, target }`, or `{}` to stop, and is
+// answered with the endpoint of its publisher when that is done.
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
 import { createInterface } from "node:readline";
@@ -15,16 +15,18 @@ import {
   encodePushRegistration,
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
-import { SMALL, send } from "./fairness-requests.js";
+import { SMALL, send } from "./fairness.js";
 
-/** Something that one party does at full size until the signal aborts. */
 type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
 
 const bodyOf = (members: object) =>
   Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1, stream: true }));
 
-/** Sends a body again and again. Rejects where one is not served. */
-async function pour(url: string, body: Uint8Array, signal: AbortSignal): Promise<void> {
+async function pour(
+  url: string,
+  body: Uint8Array<ArrayBuffer>,
+  signal: AbortSignal,
+): Promise<void> {
   while (!signal.aborted)
     await send(url, body, signal).catch((error: unknown) => {
       if (!signal.aborted) throw error;
@@ -109,25 +111,25 @@ async function startPublisher(): Promise<Publisher> {
     block_hashes: Array.from({ length: 100_000 }, (_, at) => 1000 + at),
     token_ids: Array.from({ length: 1_600_000 }, (_, at) => at % 150_000),
   };
-  const [stored, cleared] = [blocks, { type: "AllBlocksCleared" }].map((event) =>
+  const batches = [blocks, { type: "AllBlocksCleared" }].map((event) =>
     encodeMsgpack([1.5, [event], 0]),
-  ) as [Uint8Array, Uint8Array];
-  const greeting = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
-  const ready = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
-  let sequence = 0n;
+  );
+  const greeting = `ff00000000000000017f03014e554c4c${"00".repeat(48)}`;
+  const ready = "04190552454144590b536f636b65742d5479706500000003505542";
+  let sequence = 0;
   let pouring: AbortSignal | undefined;
   let pour = () => {};
   const server = createServer((socket) => {
     socket.on("error", () => {}).resume();
-    socket.write(Buffer.concat([greeting, ready]));
+    socket.write(Buffer.from(greeting + ready, "hex"));
     pour = () => {
       while (pouring?.aborted === false) {
-        const payload = sequence % 2n === 0n ? stored : cleared;
-        const head = Buffer.alloc(21);
-        head.set([1, 0, 1, 8]);
-        head.writeBigUInt64BE(sequence++, 4);
-        head.set([2], 12);
+        const payload = batches[sequence % 2] as Uint8Array;
+        // An empty topic, the sequence number and the payload, each a frame.
+        const head = Buffer.from([1, 0, 1, 8, ...Array(8), 2, ...Array(8)]);
+        head.writeBigUInt64BE(BigInt(sequence), 4);
         head.writeBigUInt64BE(BigInt(payload.byteLength), 13);
+        sequence += 1;
         socket.write(head);
         if (!socket.write(payload)) return;
       }
@@ -145,7 +147,6 @@ async function startPublisher(): Promise<Publisher> {
 }
 
 const publisher = await startPublisher();
-process.stdout.write(`${publisher.endpoint}\n`);
 let stop = new AbortController();
 let running: Promise<void> | undefined;
 for await (const line of createInterface({ input: process.stdin })) {
@@ -154,6 +155,6 @@ for await (const line of createInterface({ input: process.stdin })) {
   await running;
   stop = new AbortController();
   running = attack === undefined ? undefined : ATTACKS[attack]?.(target, publisher, stop.signal);
-  process.stdout.write("done\n");
+  process.stdout.write(`${JSON.stringify(publisher.endpoint)}\n`);
 }
 process.exit(0);

@@ -1,20 +1,20 @@
-// Imported before the program that is measured: prints `turn MS` twice a second: how much processor
-// time its main thread took at most between two chances of other work.
+// Imported before the program that is measured: tells its parent twice a second how much processor
+// time, in ms, its main thread took at most between two chances of other work.
 import { readFileSync } from "node:fs";
 import { isMainThread } from "node:worker_threads";
 
-/** Processor time of this thread, in ms. */
 const threadMs = () =>
   Number(readFileSync("/proc/thread-self/schedstat", "latin1").split(" ")[0]) / 1e6;
-let before = threadMs();
-let longest = 0;
-const every = (ms: number, what: () => void) => isMainThread && setInterval(what, ms).unref();
-every(2, () => {
-  const now = threadMs();
-  longest = Math.max(longest, now - before);
-  before = now;
-});
-every(500, () => {
-  process.stdout.write(`turn ${longest}\n`);
-  longest = 0;
-});
+
+if (isMainThread) {
+  let [before, longest] = [threadMs(), 0];
+  setInterval(() => {
+    const now = threadMs();
+    longest = Math.max(longest, now - before);
+    before = now;
+  }, 2).unref();
+  setInterval(() => {
+    process.send?.(longest);
+    longest = 0;
+  }, 500).unref();
+}

@@ -1,26 +1,24 @@
-// npm run bench [-- NAME… [--only PART,…] [--json] [--record]]: every ratio compares two
-// measurements taken in turn, in one run, on this machine.
+// npm run bench [-- NAME… [--only PART,…] [--short] [--vs TREE] [--json] [--record]]: every ratio
+// compares two measurements taken in turn, in one run, on this machine. With --vs: those of the same
+// benchmark in another tree of this repository.
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
 import { epp } from "./epp.js";
 import { fairness } from "./fairness.js";
 import { growth } from "./growth/index.js";
-import { multiTurn } from "./multi-turn/index.js";
+import { multiTurn } from "./multi-turn.js";
 import { neuron } from "./neuron.js";
 import { nixl } from "./nixl/index.js";
+import { besideTree } from "./other-tree.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
-import { proxy } from "./proxy.js";
-import { proxyWorkers } from "./proxy-workers.js";
-import { pushVsPull } from "./push-vs-pull/index.js";
+import { proxy, proxyWorkers } from "./proxy.js";
+import { pushVsPull } from "./push-vs-pull.js";
 import { load, record } from "./record.js";
-import type { Row } from "./report.js";
-import { printRows } from "./report.js";
+import { printRows, type Row } from "./report.js";
+import { Run } from "./run.js";
 
-/** Each benchmark gets the parts of --only, if any. */
-const BENCHMARKS: Readonly<
-  Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>
-> = {
+const BENCHMARKS: Readonly<Record<string, (run: Run) => Promise<readonly Row[]>>> = {
   prepare,
   proxy,
   epp,
@@ -35,32 +33,34 @@ const BENCHMARKS: Readonly<
   growth,
 };
 
-/** These write their pages themselves with --record. */
-const WITH_OWN_PAGES = ["push-vs-pull", "multi-turn", "growth"];
-
-const { positionals: names, values } = parseArgs({
+const { positionals, values } = parseArgs({
   allowPositionals: true,
   options: {
     json: { type: "boolean" },
     only: { type: "string" },
     record: { type: "boolean" },
     short: { type: "boolean" },
+    vs: { type: "string" },
   },
 });
-const unknown = names.filter((name) => !(name in BENCHMARKS));
+const unknown = positionals.filter((name) => !(name in BENCHMARKS));
 if (unknown.length > 0) {
   console.error(
     `no benchmark is called ${unknown.join(", ")}; the benchmarks are ${Object.keys(BENCHMARKS).join(", ")}`,
   );
   process.exit(2);
 }
+const run = new Run(values);
 const rows: Row[] = [];
-for (const name of names.length > 0 ? names : Object.keys(BENCHMARKS)) {
+for (const name of positionals.length > 0 ? positionals : Object.keys(BENCHMARKS)) {
   process.stderr.write(`${name} …\n`);
+  if (values.vs !== undefined) {
+    rows.push(...(await besideTree(values.vs, name, run)));
+    continue;
+  }
   const before = load();
-  const measured = (await BENCHMARKS[name]?.(values.only?.split(","))) ?? [];
-  if (values.record === true && !WITH_OWN_PAGES.includes(name))
-    record(name, measured, before, values.only);
+  const measured = (await BENCHMARKS[name]?.(run)) ?? [];
+  if (run.record) record(name, measured, before, values.only);
   rows.push(...measured);
 }
 if (values.json === true) console.log(JSON.stringify(rows, null, 2));

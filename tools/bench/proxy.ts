@@ -1,13 +1,19 @@
-import type { ChildProcess } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { loadavg } from "node:os";
 import { fileURLToPath } from "node:url";
 import { containerNode } from "../release/registry.js";
-import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
-import { besideRouter, type LoadGenerator, type LoadResult, ROUTER_CORE } from "./proxy-load.js";
-import { openStreams } from "./proxy-streams.js";
+import { cpuMs, freePort, residentBytes } from "./child-processes.js";
 import { routerCommand } from "./python-peer.js";
 import { alone, compare, inTurn, median, percentile, type Row, spread } from "./report.js";
+import {
+  type Bench,
+  besideRouter,
+  type LoadResult,
+  OTHER_CORE,
+  ROUTER_CORE,
+  type Target,
+} from "./router-load.js";
+import type { Run } from "./run.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
@@ -23,116 +29,100 @@ const PACED_CONNECTIONS = 128;
  * else took its core.
  */
 const MOST_LATE_MS = 5;
-const MOST_PACED_ROUNDS = 3 * PACED_ROUNDS;
 const CONCURRENCY = 32;
 const STREAMS = 10_000;
 /** Files that the router needs besides the two sockets of each open stream. */
 const SPARE_FILES = 500;
+const CLI = fileURLToPath(new URL("../../packages/proxy/dist/cli.js", import.meta.url));
+
+type Both<T> = [T[], T[]];
+const both = <T>(): Both<T> => [[], []];
 
 /**
  * Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load
  * generator and upstreams share the other core.
  */
-export const proxy = (): Promise<readonly Row[]> =>
-  besideRouter(async (bench) => {
-    const { flags, generator, start, upstream } = bench;
-    const cli = fileURLToPath(new URL("../../packages/proxy/dist/cli.js", import.meta.url));
+export const proxy = (run: Run): Promise<readonly Row[]> =>
+  besideRouter(OTHER_CORE, async (bench) => {
     // All streams come from one address.
     const limits = ["--max-connections-per-address", "--max-requests-per-client"];
-    const own = start(
-      ROUTER_CORE,
-      // As in its container: see the README of @kv/proxy, "Measured".
-      await containerNode(),
-      ["--no-memory-reducer", cli, ...flags, ...limits.flatMap((flag) => [flag, String(STREAMS)])],
-      { ...process.env, NODE_ENV: "production" },
-    );
-    const ours = { url: /ready (\S+)/.exec(await firstLine(own))?.[1] ?? "", pid: own.pid ?? 0 };
-
-    const [p, d] = [`http://${bench.prefill}`, `http://${bench.decode}`];
-    const [port, metricsPort] = [await freePort(), await freePort()];
-    const router = start(ROUTER_CORE, await routerCommand(), [
-      "--vllm-pd-disaggregation",
-      "--prefill",
-      p,
-      "--decode",
-      d,
-      "--policy",
-      "round_robin",
-      "--port",
-      String(port),
-      "--prometheus-port",
-      String(metricsPort),
-      "--log-level",
-      "error",
-      "--worker-startup-check-interval",
-      "1",
-      "--kv-connector",
-      "nixl",
+    // As in its container: see the README of @kv/proxy, "Measured".
+    const ours = await bench.startOurs(ROUTER_CORE, await containerNode(), [
+      "--no-memory-reducer",
+      CLI,
+      ...bench.flags,
+      ...limits.flatMap((flag) => [flag, String(STREAMS)]),
     ]);
-    router.stdout?.resume();
+
+    const port = await freePort();
+    const options = {
+      "--prefill": `http://${bench.prefill}`,
+      "--decode": `http://${bench.decode}`,
+      "--policy": "round_robin",
+      "--port": port,
+      "--prometheus-port": await freePort(),
+      "--log-level": "error",
+      "--worker-startup-check-interval": 1,
+      "--kv-connector": "nixl",
+    };
+    const args = ["--vllm-pd-disaggregation", ...Object.entries(options).flat().map(String)];
+    const router = bench.start(ROUTER_CORE, await routerCommand(), args);
+    router.stdout.resume();
     const theirs = { url: `http://127.0.0.1:${port}`, pid: router.pid ?? 0 };
-    await generator.answered(theirs.url);
+    await bench.generator.answered(theirs.url);
 
     return [
-      ...(await sideBySide(generator, ours, theirs, [p, d])),
-      await manyStreams(ours, upstream),
+      ...(await sideBySide(bench, [ours, theirs], run)),
+      await manyStreams(ours, bench, run.short ? STREAMS / 10 : STREAMS),
     ];
   });
 
-interface Target {
-  readonly url: string;
-  readonly pid: number;
-}
-
 async function sideBySide(
-  generator: LoadGenerator,
-  ours: Target,
-  theirs: Target,
-  [p, d]: readonly [string, string],
+  { generator, prefill, decode }: Bench,
+  targets: readonly [Target, Target],
+  run: Run,
 ): Promise<Row[]> {
-  const targets = [ours, theirs] as const;
-  const busy = (url: string) => generator.busy(url, CONCURRENCY, WINDOW_MS);
-  const p50Of = async (url: string, durationMs: number) =>
-    median((await generator.busy(url, 1, durationMs)).tookMs);
+  const busy = (url: string) => generator.load(url, CONCURRENCY, WINDOW_MS);
+  const p50 = async (url: string, ms: number) => median((await generator.load(url, 1, ms)).tookMs);
   for (const { url } of targets) await busy(url);
-  const rates: [number[], number[]] = [[], []];
-  const busyMs: RoundsOfBoth = [[], []];
-  const cpu: [number[], number[]] = [[], []];
-  const singleMs: [number[], number[]] = [[], []];
-  const direct: number[] = [];
-  for (let round = 0; round < ROUNDS; round += 1) {
+  const [rates, cpu, added] = [both<number>(), both<number>(), both<number>()];
+  const busyMs = both<readonly number[]>();
+  for (let round = 0; round < run.rounds(ROUNDS); round += 1) {
     for (const at of inTurn(round)) {
-      const before = cpuMs(targets[at].pid);
-      const { perSecond, tookMs } = await busy(targets[at].url);
+      const { url, pid } = targets[at];
+      const before = cpuMs(pid);
+      const { perSecond, tookMs } = await busy(url);
       rates[at].push(perSecond);
       busyMs[at].push(tookMs);
-      cpu[at].push((cpuMs(targets[at].pid) - before) / tookMs.length);
+      cpu[at].push((cpuMs(pid) - before) / tookMs.length);
     }
-    direct.push((await p50Of(p, WINDOW_MS / 8)) + (await p50Of(d, WINDOW_MS / 8)));
+    const legs = [prefill, decode].map((address) => `http://${address}`);
+    let direct = 0;
+    for (const url of legs) direct += await p50(url, WINDOW_MS / 8);
     for (const at of [0, 1] as const)
-      singleMs[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
+      added[at].push((await p50(targets[at].url, WINDOW_MS / 4)) - direct);
   }
+
   // The same rate for both: half of the slower router's throughput.
   const perSecond = Math.max(1, Math.floor(Math.min(median(rates[0]), median(rates[1])) / 2));
-  const paced = (url: string) =>
-    generator.paced(url, PACED_CONNECTIONS, perSecond, PACED_WINDOW_MS);
+  const paced = (url: string) => generator.load(url, PACED_CONNECTIONS, PACED_WINDOW_MS, perSecond);
   // Opens the connections.
   for (const { url } of targets) await paced(url);
-  const pacedMs: RoundsOfBoth = [[], []];
+  const pacedMs = both<readonly number[]>();
+  const wanted = run.rounds(PACED_ROUNDS);
   let measured = 0;
-  for (; measured < MOST_PACED_ROUNDS && pacedMs[0].length < PACED_ROUNDS; measured += 1) {
+  for (; measured < 3 * wanted && pacedMs[0].length < wanted; measured += 1) {
     const results: LoadResult[] = [];
     for (const at of inTurn(measured)) results[at] = await paced(targets[at].url);
     if (results.some(({ lateMs }) => lateMs > MOST_LATE_MS)) continue;
     for (const at of [0, 1] as const) pacedMs[at].push(results[at]?.tookMs ?? []);
   }
   const again = measured - pacedMs[0].length;
-  const ceiling = await generator.busy(d, CONCURRENCY, WINDOW_MS / 2);
+
+  const ceiling = await generator.load(`http://${decode}`, CONCURRENCY, WINDOW_MS / 2);
   const loads = loadavg()
     .map((each) => each.toFixed(1))
     .join(" ");
-  const added = (at: 0 | 1) =>
-    singleMs[at].map((value, round) => value - (direct[round] ?? Number.NaN));
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
   return [
     compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 1),
@@ -149,25 +139,22 @@ async function sideBySide(
     compare("processor time of the router per request: ours / theirs", cpu, "ms", "<="),
     alone(
       "added latency, one client, p50 (both legs directly is subtracted)",
-      spread(added(0), "ms"),
+      spread(added[0], "ms"),
       "<= 1 ms",
-      median(added(0)) <= 1,
-      spread(added(1), "ms"),
-      ROUNDS,
+      median(added[0]) <= 1,
+      spread(added[1], "ms"),
+      added[0].length,
     ),
   ];
 }
-
-/** The requests of each round, for both routers: how long they took, in ms. */
-type RoundsOfBoth = [(readonly number[])[], (readonly number[])[]];
 
 /**
  * The p99 of all rounds' requests, which a few slow rounds can decide. The median of the rounds'
  * p99 beside it tells whether most rounds are slow; a router's own rare pauses are not in it.
  */
-function tail(what: string, rounds: RoundsOfBoth, mostLaterMs: number): Row {
+function tail(what: string, rounds: Both<readonly number[]>, mostLaterMs: number): Row {
   const [ours, theirs] = [percentile(rounds[0].flat(), 0.99), percentile(rounds[1].flat(), 0.99)];
-  const show = (all: RoundsOfBoth[0]) =>
+  const show = (all: readonly (readonly number[])[]) =>
     `${[0.5, 0.99, 1].map((share) => percentile(all.flat(), share).toFixed(1)).join(" / ")} ms (${median(all.map((tookMs) => percentile(tookMs, 0.99))).toFixed(1)})`;
   return {
     what: `p50 / p99 / max of all rounds' requests (median of the rounds' p99), ${what} (p99 later by ${(ours - theirs).toFixed(2)} ms)`,
@@ -180,21 +167,88 @@ function tail(what: string, rounds: RoundsOfBoth, mostLaterMs: number): Row {
   };
 }
 
-async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
-  const limits = readFileSync(`/proc/${ours.pid}/limits`, "utf8");
+/** The router's memory while streams are open, each on a connection of its own. */
+async function manyStreams(
+  { url, pid }: Target,
+  { upstream }: Bench,
+  wanted: number,
+): Promise<Row> {
+  const limits = readFileSync(`/proc/${pid}/limits`, "utf8");
   const files = Number(/Max open files\s+(\d+)/.exec(limits)?.[1] ?? Number.POSITIVE_INFINITY);
-  const count = Math.min(STREAMS, Math.floor((files - SPARE_FILES) / 2));
-  const streams = await openStreams(ours.url, count);
-  const resident = residentBytes(ours.pid);
+  const count = Math.min(wanted, Math.floor((files - SPARE_FILES) / 2));
+  const body = JSON.stringify({ model: "m", prompt: "hold", max_tokens: 1000, stream: true });
+  const headers = { "content-type": "application/json" };
+  /** Resolves at the first event, with what reads the others. */
+  const open = async () => {
+    const response = await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
+    const reader = (response.body as ReadableStream<Uint8Array>).getReader();
+    await reader.read();
+    return async () => {
+      let text = "";
+      for (let part = await reader.read(); !part.done; part = await reader.read())
+        text += Buffer.from(part.value).toString();
+      return text.includes("data: [DONE]");
+    };
+  };
+  const streams: (() => Promise<boolean>)[] = [];
+  while (streams.length < count) {
+    const more = Math.min(200, count - streams.length);
+    streams.push(...(await Promise.all(Array.from({ length: more }, open))));
+  }
+  const resident = residentBytes(pid);
   upstream.stdin?.write("release\n");
-  const complete = await streams.ended();
+  const ended = await Promise.all(streams.map((rest) => rest().catch(() => false)));
+  const complete = ended.filter(Boolean).length;
+
   const gibibytes = resident / 2 ** 30;
-  const allGibibytes = (gibibytes * STREAMS) / count;
+  const allGibibytes = (gibibytes * wanted) / count;
   const limited =
-    count < STREAMS
-      ? `, as many as ${files} files allow (${STREAMS} at as much each: ${allGibibytes.toFixed(3)} GiB)`
+    count < wanted
+      ? `, of ${files} files (${wanted} at as much each: ${allGibibytes.toFixed(3)} GiB)`
       : "";
   const what = `${count} open streams${limited}: resident memory (${complete} of them then ended complete)`;
   const isMet = allGibibytes <= 1 && complete === count;
   return alone(what, `${gibibytes.toFixed(3)} GiB`, "<= 1 GiB", isMet);
 }
+
+const ALL_CORES = "0,1";
+const WORKER_CLIENTS = 64;
+const WORKER_WINDOW_MS = 3_000;
+/** Each worker compiles its code for itself. */
+const WARM_MS_PER_WORKER = 6_000;
+
+/**
+ * One worker and two on the same two cores, with the load generator and the servers on them too:
+ * what these take of the cores is not there for the proxy.
+ */
+export const proxyWorkers = (run: Run): Promise<readonly Row[]> =>
+  besideRouter(ALL_CORES, async ({ generator, upstream, flags, startOurs }) => {
+    const load = async (url: string, ms: number) =>
+      (await generator.load(url, WORKER_CLIENTS, ms)).tookMs.length;
+    const targets: Target[] = [];
+    for (const workers of [2, 1]) {
+      const args = [CLI, ...flags, "--pairing", "off", "--workers", String(workers)];
+      const target = await startOurs(ALL_CORES, process.execPath, args);
+      await load(target.url, workers * WARM_MS_PER_WORKER);
+      targets.push(target);
+    }
+    const helpersMs = () => cpuMs(upstream.pid ?? 0) + cpuMs(generator.pid);
+    const [rates, cpu, share] = [both<number>(), both<number>(), both<number>()];
+    for (let round = 0; round < run.rounds(ROUNDS); round += 1)
+      for (const at of inTurn(round)) {
+        const { url, pid } = targets[at] as Target;
+        const [beforeMs, helpersBeforeMs] = [cpuMs(pid), helpersMs()];
+        const count = await load(url, WORKER_WINDOW_MS);
+        rates[at].push((count * 1000) / WORKER_WINDOW_MS);
+        cpu[at].push((cpuMs(pid) - beforeMs) / count);
+        share[at].push((helpersMs() - helpersBeforeMs) / count);
+      }
+    const what = `requests per second, ${WORKER_CLIENTS} clients, on the same two cores: 2 workers / 1 worker`;
+    const time = "processor time of all processes of the proxy per request: 2 workers / 1 worker";
+    const beside = "processor time of load generator and servers per request: the same";
+    return [
+      compare(what, rates, "/s", ">=", 1.5),
+      compare(time, cpu, "ms", "<="),
+      compare(beside, share, "ms", "<="),
+    ];
+  });

@@ -8,8 +8,7 @@ import { PreloadFinder } from "../../packages/nixl/src/backends/preload.js";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { cache, environment, type LinePeer, linePeer } from "../clients/python.js";
 
-const run = promisify(execFile);
-const here = fileURLToPath(new URL("./python/", import.meta.url));
+const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 // Python reads the memory of a GPU by CUDA IPC, also where there are no NVLinks, as the addon has
 // this process do.
 if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
@@ -32,27 +31,19 @@ const benchPython = async (): Promise<string> =>
 export const routerCommand = async (): Promise<string> =>
   join(await environment("router-venv-0.1.17", [["vllm-router==0.1.17"]]), "vllm-router");
 
-/** vLLM's Python tree; undefined where `npm run test:vllm` has not set it up. */
-export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undefined {
+/** vLLM's Python with a script; undefined where `npm run test:vllm` has not set it up. */
+function vllmPeer(name: string, env: NodeJS.ProcessEnv): LinePeer | undefined {
   const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
-  const python = join(peer, "vv", "bin", "python");
   if (!existsSync(join(peer, ".done"))) return undefined;
-  return {
-    python,
-    env: { ...ofTheUser, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") },
-  };
+  const ofVllm = { VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") };
+  return linePeer(join(peer, "vv", "bin", "python"), [script(name)], {
+    ...ofTheUser,
+    ...ofVllm,
+    ...env,
+  });
 }
 
-export async function pythonOnce(
-  python: string,
-  script: string,
-  args: readonly string[],
-  env: NodeJS.ProcessEnv,
-) {
-  const { stdout } = await run(python, [join(here, script), ...args], { env, maxBuffer: 1 << 24 });
-  const last = stdout.trim().split("\n").at(-1) ?? "";
-  return JSON.parse(last) as Record<string, unknown>;
-}
+export const vllmPlans = () => vllmPeer("./python/vllm_peer.py", {});
 
 export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LinePeer> {
   // What our own process loads for the backend, in the same order.
@@ -61,29 +52,21 @@ export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LineP
     await findLibrary(),
     process.env,
   );
-  const args = [join(here, "nixl_peer.py"), backend, String(numThreads), ...libraries];
+  const args = [script("./python/nixl_peer.py"), backend, String(numThreads), ...libraries];
   return linePeer(await benchPython(), args, { ...ofTheUser, ...Object.fromEntries(variables) });
 }
 
-/**
- * The same with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM
- * up.
- */
+/** The same with vLLM's own functions for ids; undefined where vLLM is not set up. */
 export async function vllmNixl(): Promise<LinePeer | undefined> {
-  const vllm = vllmPython();
-  const python = await benchPython();
-  if (vllm === undefined) return undefined;
-  const { stdout } = await run(python, [
+  const { stdout } = await promisify(execFile)(await benchPython(), [
     "-c",
     "import sysconfig; print(sysconfig.get_path('purelib'))",
   ]);
   // One thread, like our side: vLLM's imports would otherwise start more.
-  const env = { ...vllm.env, ["KV_BENCH_NIXL"]: stdout.trim(), ["OMP_NUM_THREADS"]: "1" };
-  return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);
+  const env = { ["KV_BENCH_NIXL"]: stdout.trim(), ["OMP_NUM_THREADS"]: "1" };
+  return vllmPeer("./python/nixl_peer.py", env);
 }
 
 /** The process whose memory both sides of a benchmark read and write. */
-export function nodeTarget(backend = "UCX"): LinePeer {
-  const file = fileURLToPath(new URL("./nixl/target.ts", import.meta.url));
-  return linePeer(process.execPath, ["--import", "tsx", file, backend]);
-}
+export const nodeTarget = (backend = "UCX"): LinePeer =>
+  linePeer(process.execPath, ["--import", "tsx", script("./nixl/target.ts"), backend]);

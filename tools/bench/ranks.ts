@@ -1,27 +1,28 @@
-import type { RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
 
-/** Tokens of a block. */
 export const BLOCK_SIZE = 16;
 
 export interface RanksOptions {
   readonly numKvHeads: number;
   readonly tpSize?: number;
-  /** One for each layer. */
   readonly regions?: number;
   /** KV cache groups, to which the regions belong in turn. */
   readonly groups?: number;
   readonly numBlocks?: number;
+  /** Default: a head has 512 bytes per token, keys and values. */
+  readonly blockLengthBytes?: number;
+  readonly baseAddress?: number;
+  readonly memoryType?: "DRAM" | "VRAM";
 }
 
-/** The ranks of an engine on GPUs. A head has 512 bytes per token, keys and values. */
-export function ranksOf({
-  numKvHeads,
-  tpSize = 1,
-  regions = 32,
-  groups = 1,
-  numBlocks = 1000,
-}: RanksOptions): RankGeometry[] {
-  const blockLengthBytes = (numKvHeads / tpSize) * BLOCK_SIZE * 512;
+/** The ranks of an engine, on GPUs by default. */
+export function ranksOf(options: RanksOptions): RankGeometry[] {
+  const { numKvHeads, tpSize = 1, regions = 32, groups = 1, numBlocks = 1000 } = options;
+  const {
+    blockLengthBytes = (numKvHeads / tpSize) * BLOCK_SIZE * 512,
+    baseAddress = 2 ** 32,
+    memoryType = "VRAM",
+  } = options;
   return Array.from({ length: tpSize }, (_, tpRank) => ({
     tpRank,
     tpSize,
@@ -32,14 +33,38 @@ export function ranksOf({
     deviceId: tpRank,
     regions: Array.from({ length: regions }, (_, region) => ({
       name: `layers.${region}`,
-      baseAddress: 2 ** 32 + region * numBlocks * blockLengthBytes,
+      baseAddress: baseAddress + region * numBlocks * blockLengthBytes,
       numBlocks,
       blockLengthBytes,
       blockStrideBytes: blockLengthBytes,
       groupId: region % groups,
-      memoryType: "VRAM",
+      memoryType,
     })),
   }));
+}
+
+/**
+ * The plan of one local rank that exchanges with all of the remotes. Tables are built at first use,
+ * which is in the handshake.
+ */
+export function planOf(
+  local: RankGeometry | undefined,
+  remotes: readonly (RankGeometry | undefined)[],
+  numKvHeads: number,
+  groups = 1,
+): EngineTransferPlan {
+  const [first, ...others] = [local, ...remotes].filter((rank) => rank !== undefined);
+  if (first === undefined) throw new Error("no rank");
+  const kinds = Array.from({ length: groups }, () => "full" as const);
+  const plan = buildEngineTransferPlan({
+    local: first,
+    remotes: others,
+    numKvHeads,
+    groups: kinds,
+  });
+  for (const source of plan.sources)
+    void (source.localTable.rows.length + source.remoteTable.rows.length);
+  return plan;
 }
 
 /**

@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../repository/source-files.js";
 import type { Run } from "./record.js";
-import type { Row } from "./report.js";
+import { cellsOf } from "./report.js";
 
 const RECORDED = /(^<!-- bench ([\w-]+)(?:, (.+))?: made -->\n)[\s\S]*?(^<!-- end -->$)/gm;
 
@@ -12,7 +12,7 @@ export const recordsOn = (text: string): readonly string[] =>
 
 /**
  * A page with the rows of `docs/bench/NAME.json` after each `<!-- bench NAME: made -->`, or those
- * whose names have a text: `<!-- bench NAME, TEXT: made -->`.
+ * whose names match: `<!-- bench NAME, PATTERN: made -->`.
  */
 export const withRecords = (text: string): string =>
   text.replace(
@@ -21,8 +21,9 @@ export const withRecords = (text: string): string =>
       const runs = JSON.parse(
         readFileSync(join(root, `docs/bench/${name}.json`), "utf8"),
       ) as readonly Run[];
+      const wanted = new RegExp(part ?? "");
       const tables = runs
-        .map((run) => ({ ...run, rows: run.rows.filter(({ what }) => what.includes(part ?? "")) }))
+        .map((run) => ({ ...run, rows: run.rows.filter(({ what }) => wanted.test(what)) }))
         .filter(({ rows }) => rows.length > 0)
         .sort((one, other) => other.rows.length - one.rows.length);
       if (tables.length === 0) throw new Error(`docs/bench/${name}.json has no row with ${part}`);
@@ -36,13 +37,13 @@ export const withRecords = (text: string): string =>
 const BUSY =
   " The load was above the number of cores, so times are mostly waits for a core: ratios still compare both sides, goals in ms say little.";
 
-const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Run): string =>
-  `${date}, \`${command}\`: \`${machine}\`, Linux ${kernel}, Node ${node}, NIXL ${nixl}; load ${load.before} before, ${load.after} after.${load.before > 1.5 * Number.parseInt(machine, 10) ? BUSY : ""}
+const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Run): string => {
+  const loads = load === undefined ? "" : `; load ${load.before} before, ${load.after} after`;
+  const isBusy = load !== undefined && load.before > 1.5 * Number.parseInt(machine, 10);
+  return `${date}, \`${command}\`: \`${machine}\`, Linux ${kernel}, Node ${node}, NIXL ${nixl}${loads}.${isBusy ? BUSY : ""}
 
 | what | ours | compared with | ratio | rounds | goal | |
 | --- | --- | --- | ---: | ---: | --- | --- |
-${rows.map(recordedRow).join("\n")}
+${rows.map((row) => `| ${cellsOf(row, ["met", "**missed**"]).join(" | ")} |`).join("\n")}
 `;
-
-const recordedRow = ({ what, ours, theirs, ratio, rounds, wanted, met }: Row): string =>
-  `| ${[what, ours, theirs, ratio ?? "", rounds ?? "", wanted, met === undefined ? "" : met ? "met" : "**missed**"].join(" | ")} |`;
+};

@@ -3,7 +3,7 @@ import { loadavg, release } from "node:os";
 import { fileURLToPath } from "node:url";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { machine } from "../tested/machine.js";
-import type { Row } from "./report.js";
+import { type Row, rounded } from "./report.js";
 
 /**
  * A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files
@@ -12,20 +12,17 @@ import type { Row } from "./report.js";
 export interface Run {
   readonly date: string;
   readonly command: string;
-  /** Processors, C library and GPU. */
   readonly machine: string;
   readonly kernel: string;
   readonly node: string;
   readonly nixl: string;
   /** Of the minute before the run, and of the last one in it. */
-  readonly load: { readonly before: number; readonly after: number };
+  readonly load?: { readonly before: number; readonly after: number };
   readonly rows: readonly Row[];
 }
 
-/** The load of the machine in the last minute. */
 export const load = (): number => Number((loadavg()[0] ?? Number.NaN).toFixed(1));
 
-/** Records a run in docs/bench/NAME.json. */
 export function record(
   name: string,
   rows: readonly Row[],
@@ -64,9 +61,3 @@ export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly
   }));
   return [...kept, run].filter(({ rows }) => rows.length > 0);
 }
-
-const rounded = ({ ratio, best, ...row }: Row): Row => ({
-  ...row,
-  ratio: ratio === undefined ? undefined : Number(ratio.toFixed(3)),
-  ...(best === undefined ? {} : { best: Number(best.toFixed(3)) }),
-});

@@ -5,12 +5,11 @@ export interface Row {
   readonly theirs: string;
   /** The median of the pairwise ratios. */
   readonly ratio: number | undefined;
-  /** The ratio of the best values. */
+  /** The ratio of the best values, which other load of the machine disturbs least. */
   readonly best?: number;
   readonly wanted: string;
   /** undefined: reported only, or not measurable on this machine. */
   readonly met: boolean | undefined;
-  /** How often each side was measured. */
   readonly rounds?: number;
 }
 
@@ -26,16 +25,6 @@ export function median(values: readonly number[]): number {
 export function percentile(values: readonly number[], share: number): number {
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * share) - 1)] ?? Number.NaN;
-}
-
-/** The ratio of the best values, which other load of the machine disturbs least. */
-function bestRatio(
-  ours: readonly number[],
-  theirs: readonly number[],
-  best: "least" | "most",
-): number {
-  const of = best === "least" ? Math.min : Math.max;
-  return of(...ours) / of(...theirs);
 }
 
 /** `min / median / max` with three significant digits. */
@@ -77,9 +66,10 @@ export function compare(
   bound?: number,
 ): Row {
   const shown = [spread(ours, unit), spread(theirs, unit)] as const;
+  const best = relation === "<=" ? Math.min : Math.max;
   return {
     ...rowOf(what, shown, pairRatio(ours, theirs), relation, bound),
-    best: bestRatio(ours, theirs, relation === "<=" ? "least" : "most"),
+    best: best(...ours) / best(...theirs),
     rounds: ours.length,
   };
 }
@@ -93,38 +83,36 @@ export function alone(
   theirs = "-",
   rounds?: number,
 ): Row {
-  return {
-    what,
-    ours,
-    theirs,
-    ratio: undefined,
-    wanted,
-    met,
-    ...(rounds === undefined ? {} : { rounds }),
-  };
+  const row = { what, ours, theirs, ratio: undefined, wanted, met };
+  return rounds === undefined ? row : { ...row, rounds };
 }
 
+/** The cells of a row in tables: `met` in these words. */
+export const cellsOf = (
+  { what, ours, theirs, ratio, rounds, wanted, met }: Row,
+  [yes, no]: readonly [string, string],
+): readonly string[] => {
+  const judged = met === undefined ? "" : met ? yes : no;
+  return [what, ours, theirs, `${ratio ?? ""}`, `${rounds ?? ""}`, wanted, judged];
+};
+
 export function printRows(rows: readonly Row[]): void {
-  const cells = rows.map((row) => [
-    row.what,
-    row.ours,
-    row.theirs,
-    row.ratio === undefined ? "-" : row.ratio.toFixed(3),
-    row.best === undefined ? "-" : row.best.toFixed(3),
-    row.wanted,
-    row.met === undefined ? "-" : row.met ? "yes" : "NO",
-  ]);
   const table = [
-    ["what", "ours (min / median / max)", "theirs", "ratio", "ratio of best", "wanted", "met"],
-    ...cells,
+    ["what", "ours (min / median / max)", "theirs", "ratio", "rounds", "wanted", "met"],
+    ...rows.map((row) => cellsOf(rounded(row), ["yes", "NO"])),
   ];
-  const widths =
-    table[0]?.map((_, column) => Math.max(...table.map((row) => row[column]?.length ?? 0))) ?? [];
+  const widths = table[0]?.map((_, at) => Math.max(...table.map((row) => row[at]?.length ?? 0)));
   for (const row of table)
     console.log(
       row
-        .map((cell, i) => cell.padEnd(widths[i] ?? 0))
+        .map((cell, at) => cell.padEnd(widths?.[at] ?? 0))
         .join("  ")
         .trimEnd(),
     );
 }
+
+export const rounded = ({ ratio, best, ...row }: Row): Row => ({
+  ...row,
+  ratio: ratio === undefined ? undefined : Number(ratio.toFixed(3)),
+  ...(best === undefined ? {} : { best: Number(best.toFixed(3)) }),
+});

@@ -55,7 +55,7 @@ export default {
         ...workshop.map((name) => `${name}/**/*.{ts,mjs,cjs,js}`),
         "bench/*.mjs",
         "bench/{fairness-attacks,fairness-proxy,fairness-turns,fast-upstream,main,proxy-upstream,turn-upstream}.ts",
-        "bench/nixl/target.ts",
+        "bench/{growth/*,nixl/target}.ts",
         "bench/**/*.test.ts",
       ],
       project: ["**/*.{ts,mjs,cjs,js}", "!testing/**"],

@@ -92,8 +92,6 @@ const GROUPS: readonly (readonly [group: string, pages: Readonly<Record<string, 
     {
       "bench/pull": "Pull",
       "bench/push-vs-pull": "Push against pull",
-      "bench/push-vs-pull-links": "Push against pull, on other links",
-      "bench/push-vs-pull-profile": "Push against pull, in parts",
       "bench/multi-turn": "Further turns, read back",
       "bench/nixl": "@kv/nixl",
       "bench/epp": "kv-epp",

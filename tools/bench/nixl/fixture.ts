@@ -1,62 +1,47 @@
+import { performance } from "node:perf_hooks";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { LinePeer } from "../../clients/python.js";
 import { nodeTarget, pythonNixl } from "../python-peer.js";
 
-/** An agent's name and the address of its memory. */
 export interface Place {
   readonly name: string;
   readonly address: number;
+  readonly metadata: string;
 }
 
-/**
- * What the parts of the benchmark share: our agent, Python's agent, and the target process of both.
- */
-export interface BenchFixture {
-  readonly backend: string;
+/** Our agent with its memory, and the target process, which it knows. */
+interface Pair {
   readonly agent: Agent;
   readonly memory: Memory;
-  readonly target: LinePeer & Place & { readonly pid: number; readonly metadata: string };
-  readonly python: LinePeer;
+  readonly target: LinePeer & Place & { readonly pid: number };
   close(): Promise<void>;
 }
 
-export const LENGTH_BYTES = 512 * 2 ** 20;
-/** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
-export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
-
-/** Measures in rounds, and once before them. Returns the series of each figure. */
-export async function series<Figure extends string>(
-  measure: (round: number) => Promise<Readonly<Record<Figure, number>>>,
-  rounds = ROUNDS,
-): Promise<Record<Figure, number[]>> {
-  await measure(-1);
-  const all: Partial<Record<Figure, number[]>> = {};
-  for (let round = 0; round < rounds; round += 1) {
-    const figures = Object.entries(await measure(round)) as [Figure, number][];
-    for (const [name, figure] of figures) all[name] = [...(all[name] ?? []), figure];
-  }
-  return all as Record<Figure, number[]>;
+/** What the parts of the benchmark share. Python's agent has the same target. */
+export interface BenchFixture extends Pair {
+  readonly backend: string;
+  readonly python: LinePeer;
+  readonly rounds: number;
 }
 
-/**
- * Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter
- * `num_threads` of both agents.
- */
+export const LENGTH_BYTES = 512 * 2 ** 20;
+
+/** Host memory, or memory of the first GPU, at all three processes. */
 export interface FixtureOptions {
+  readonly backend?: string;
   readonly memoryType?: "DRAM" | "VRAM";
+  /** UCX's parameter `num_threads` of both agents. */
   readonly numThreads?: number;
 }
 
-/** An agent of ours with its memory, and the target process, which it knows. */
 export async function openPair(
   lengthBytes: number,
-  backend = "UCX",
-  { memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
-) {
+  { backend = "UCX", memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
+): Promise<Pair> {
   const far = nodeTarget(backend);
   const request = { do: "open", lengthBytes, memoryType };
-  const opened = await far.ask<Place & { metadata: string; pid: number }>(request);
+  const opened = await far.ask<Place & { readonly pid: number }>(request);
   const parameters = numThreads > 0 ? { num_threads: String(numThreads) } : {};
   const transport = nixlTransport({ backends: [{ name: backend, parameters }] });
   const agent = await transport.createAgent();
@@ -72,13 +57,13 @@ export async function openPair(
 }
 
 export async function openFixture(
-  backend = "UCX",
+  rounds: number,
   options: FixtureOptions = {},
 ): Promise<BenchFixture> {
-  const { close, ...pair } = await openPair(LENGTH_BYTES, backend, options);
+  const { close, ...pair } = await openPair(LENGTH_BYTES, options);
   const { agent, memory, target } = pair;
-  const python = await pythonNixl(backend, options.numThreads);
-  const { memoryType = "DRAM" } = options;
+  const { backend = "UCX", memoryType, numThreads } = options;
+  const python = await pythonNixl(backend, numThreads);
   const { metadata, address } = target;
   await python.ask({ do: "open", metadata, address, length: LENGTH_BYTES, memoryType });
   const own = Buffer.from(await agent.localMetadata()).toString("hex");
@@ -87,11 +72,43 @@ export async function openFixture(
     ...pair,
     backend,
     python,
+    rounds,
     async close() {
       await close();
       await python.close();
     },
   };
+}
+
+/** Measures in rounds, and once before them. Returns the series of each figure. */
+export async function series<Figure extends string>(
+  rounds: number,
+  measure: (round: number) => Promise<Readonly<Record<Figure, number>>>,
+): Promise<Record<Figure, number[]>> {
+  await measure(-1);
+  const all: Partial<Record<Figure, number[]>> = {};
+  for (let round = 0; round < rounds; round += 1) {
+    const figures = Object.entries(await measure(round)) as [Figure, number][];
+    for (const [name, figure] of figures) all[name] = [...(all[name] ?? []), figure];
+  }
+  return all as Record<Figure, number[]>;
+}
+
+export async function timed(work: () => Promise<unknown>): Promise<number> {
+  const begun = performance.now();
+  await work();
+  return performance.now() - begun;
+}
+
+/**
+ * The same of work of ours. Python's progress thread uses most of a core even when idle, so that
+ * process is stopped.
+ */
+export async function withoutPython<T>(python: LinePeer, work: () => Promise<T>): Promise<T> {
+  python.pause();
+  const result = await work();
+  python.resume();
+  return result;
 }
 
 export function shuffled(count: number, seed: number): Int32Array {
@@ -105,9 +122,7 @@ export function shuffled(count: number, seed: number): Int32Array {
   return ids;
 }
 
-export const inOrder = (count: number): Int32Array =>
-  Int32Array.from({ length: count }, (_, i) => i);
-
+/** Lists over both memories. `move` transfers blocks of them. */
 export async function lists(
   { agent, memory, target }: Pick<BenchFixture, "agent" | "memory"> & { readonly target: Place },
   block: number,
@@ -120,8 +135,8 @@ export async function lists(
   const local = await agent.prepareLocal(table(memory.address));
   const remote = await agent.prepareRemote(target.name, table(target.address));
   return {
-    local,
-    remote,
+    move: (operation: "READ" | "WRITE", localIds: Int32Array, remoteIds = localIds) =>
+      agent.transfer({ operation, local, remote, localIds, remoteIds }).done,
     async close() {
       await local.close();
       await remote.close();

@@ -1,16 +1,24 @@
-import { performance } from "node:perf_hooks";
+import { monitorEventLoopDelay, performance } from "node:perf_hooks";
+import { setTimeout as pause } from "node:timers/promises";
 import { Worker } from "node:worker_threads";
-import type { Agent } from "@kv/interface";
 import { pythonNixl } from "../python-peer.js";
-import { compare, median, percentile, type Row, rowOf, spread } from "../report.js";
-import { type BenchFixture, lists, ROUNDS, series } from "./fixture.js";
+import { alone, compare, median, percentile, type Row, spread } from "../report.js";
+import {
+  type BenchFixture,
+  LENGTH_BYTES,
+  lists,
+  type Place,
+  series,
+  shuffled,
+  timed,
+  withoutPython,
+} from "./fixture.js";
 
 const PER_ROUND = 120;
 const BATCHES = 10;
 const BATCH = 32;
 const BLOCK = 4096;
 const WORKERS = 6;
-/** Messages to a new worker that are not measured. */
 const WARM_UP = 12;
 
 /**
@@ -19,14 +27,10 @@ const WARM_UP = 12;
  * promise.
  */
 export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
-  const prepared = await lists(fixture, BLOCK, 64);
-  const ids = Int32Array.of(7);
-  const small = () =>
-    fixture.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
-  const { inside, whole, theirs, back, message } = await series(async () => {
+  const { move, close } = await lists(fixture, BLOCK, 64);
+  const small = () => move("READ", Int32Array.of(7));
+  const ours = async () => {
     const [inside, whole, back]: [number[], number[], number[]] = [[], [], []];
-    // Python's progress thread uses most of a core even when idle.
-    fixture.python.pause();
     // Several at once, because Python makes them one right after another, with warm caches.
     for (let i = 0; i < BATCHES; i += 1) {
       const results = await Promise.all(Array.from({ length: BATCH }, small));
@@ -40,19 +44,16 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
       whole.push(totalMs * 1e3);
       back.push((totalMs - prepareMs - transferMs) * 1e3);
     }
-    const oneWay = await postMessageUs(PER_ROUND);
-    fixture.python.resume();
+    const message = await postMessageUs();
+    return { inside: median(inside), whole: median(whole), back: median(back), message };
+  };
+  const { inside, whole, theirs, back, message } = await series(fixture.rounds, async () => {
+    const own = await withoutPython(fixture.python, ours);
     const request = { do: "small", block: BLOCK, times: PER_ROUND };
     const python = await fixture.python.ask<Record<"make" | "move" | "release", number[]>>(request);
-    return {
-      inside: median(inside),
-      whole: median(whole),
-      back: median(back),
-      message: median(oneWay),
-      theirs: median(python.make) + median(python.move) + median(python.release),
-    };
+    return { ...own, theirs: median(python.make) + median(python.move) + median(python.release) };
   });
-  await prepared.close();
+  await close();
   const addon = "one 4 KiB READ in the addon (make, post to done, release): time / Python's";
   const call = "one 4 KiB READ, from the call to the promise: time / Python's";
   const settled = "promise settled after done / one-way postMessage between workers";
@@ -63,127 +64,98 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
   ];
 }
 
-const QUEUED = 8000;
-const FEW_QUEUED = 250;
-
-/**
- * READs of 4 KiB that are all asked for at once: 8,000, and as many in batches of 250. A transfer
- * must not cost more because others wait.
- */
-export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
-  const prepared = await lists(fixture, BLOCK, QUEUED);
-  const readAll = async (atOnce: number) => {
-    const begun = performance.now();
-    for (let first = 0; first < QUEUED; first += atOnce) {
-      const reads = Array.from({ length: atOnce }, (_, i) => {
-        const ids = Int32Array.of(first + i);
-        return fixture.agent.transfer({
-          operation: "READ",
-          ...prepared,
-          localIds: ids,
-          remoteIds: ids,
-        }).done;
-      });
-      await Promise.all(reads);
-    }
-    return ((performance.now() - begun) * 1e3) / QUEUED;
-  };
-  fixture.python.pause();
-  const { many, few } = await series(async () => ({
-    many: await readAll(QUEUED),
-    few: await readAll(FEW_QUEUED),
-  }));
-  fixture.python.resume();
-  await prepared.close();
-  const what = `a 4 KiB READ with ${QUEUED} queued / with ${FEW_QUEUED}: time`;
-  return [compare(what, [many, few], "us", "<=", 1.2)];
-}
-
 /**
  * Half of a round trip to a worker. Uses several workers, because a pair of threads stays where the
  * kernel has placed it: on one core, where a message takes 11 us, or on two, where it takes 50,
  * most of which is to wake a sleeping core.
  */
-async function postMessageUs(times: number): Promise<number[]> {
+async function postMessageUs(): Promise<number> {
   const halves: number[] = [];
-  for (let i = 0; i < WORKERS; i += 1) halves.push(...(await echoesUs(Math.ceil(times / WORKERS))));
-  return halves;
-}
-
-async function echoesUs(times: number): Promise<number[]> {
-  const worker = new Worker(
-    "const { parentPort } = require('node:worker_threads'); parentPort.on('message', (m) => parentPort.postMessage(m));",
-    { eval: true },
-  );
-  const echo = () => new Promise((resolve) => worker.once("message", resolve));
-  const halves: number[] = [];
-  for (let i = -WARM_UP; i < times; i += 1) {
-    const answered = echo();
-    const begun = performance.now();
-    worker.postMessage(i);
-    await answered;
-    if (i >= 0) halves.push(((performance.now() - begun) * 1e3) / 2);
+  for (let at = 0; at < WORKERS; at += 1) {
+    const worker = new Worker(
+      "const { parentPort } = require('node:worker_threads'); parentPort.on('message', (m) => parentPort.postMessage(m));",
+      { eval: true },
+    );
+    for (let i = -WARM_UP; i < PER_ROUND / WORKERS; i += 1) {
+      const answered = new Promise((resolve) => worker.once("message", resolve));
+      const begun = performance.now();
+      worker.postMessage(i);
+      await answered;
+      if (i >= 0) halves.push(((performance.now() - begun) * 1e3) / 2);
+    }
+    await worker.terminate();
   }
-  await worker.terminate();
-  return halves;
+  return median(halves);
 }
 
 const NOTES = 400;
-const GAP_MS = 4;
+const NOTE_GAP_MS = 4;
+const QUIET = { listen: NOTES, gapMs: NOTE_GAP_MS } as const;
+
+/** Sends notifications with the time of their sending. Resolves with the target's delays, in ms. */
+async function notified(
+  { agent, target }: BenchFixture,
+  { listen, gapMs }: { readonly listen: number; readonly gapMs: number },
+  work: boolean,
+): Promise<number[]> {
+  const listening = target.ask<{ delaysMs: number[] }>({ do: "listen", count: listen, work });
+  for (let i = 0; i < listen; i += 1) {
+    await pause(gapMs);
+    await agent.notify(target.name, Buffer.from(String(process.hrtime.bigint())));
+  }
+  return (await listening).delaysMs;
+}
 
 /**
  * One-way delays, by the clock that all processes of a host share: between two processes of ours,
  * and between two Python processes with NIXL's progress thread, which is the default.
  */
 export async function notifications(fixture: BenchFixture): Promise<Row[]> {
-  const { agent, target, python, backend } = fixture;
-  const { name, metadata } = await python.ask<{ name: string; metadata: string }>({
-    do: "metadata",
-  });
-  const pythonSender = await pythonNixl(backend);
-  await pythonSender.ask({ do: "meet", metadata });
-  const heard: Record<"busy" | "idle" | "pythonBusy" | "pythonSleep", number[][]> = {
-    busy: [],
-    idle: [],
-    pythonBusy: [],
-    pythonSleep: [],
+  const { python, backend, rounds } = fixture;
+  const { name, metadata } = await python.ask<Place>({ do: "metadata" });
+  const sender = await pythonNixl(backend);
+  await sender.ask({ do: "meet", metadata });
+  const between = async (sleepMs: number) => {
+    const listening = python.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, sleepMs });
+    await sender.ask({ do: "say", to: name, count: NOTES, gapMs: NOTE_GAP_MS });
+    return (await listening).delaysMs;
   };
-  for (let round = -1; round < ROUNDS; round += 1) {
-    const keep = (delays: number[][], { delaysMs }: { delaysMs: number[] }) =>
-      void (round >= 0 && delays.push(delaysMs));
-    for (const peer of [python, pythonSender]) peer.pause();
-    for (const work of [true, false]) {
-      const listening = target.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, work });
-      await send(agent, target.name);
-      keep(work ? heard.busy : heard.idle, await listening);
-    }
-    for (const peer of [python, pythonSender]) peer.resume();
-    for (const sleepMs of [0, 1]) {
-      const listening = python.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, sleepMs });
-      await pythonSender.ask({ do: "say", to: name, count: NOTES, gapMs: GAP_MS });
-      keep(sleepMs === 0 ? heard.pythonBusy : heard.pythonSleep, await listening);
-    }
+  const heard = {
+    busy: [] as number[][],
+    idle: [] as number[][],
+    pythonBusy: [] as number[][],
+    pythonSleep: [] as number[][],
+  };
+  for (let round = -1; round < rounds; round += 1) {
+    const [busy, idle] = await withoutPython(sender, () =>
+      withoutPython(python, async () => [
+        await notified(fixture, QUIET, true),
+        await notified(fixture, QUIET, false),
+      ]),
+    );
+    const [pythonBusy, pythonSleep] = [await between(0), await between(1)];
+    if (round < 0 || busy === undefined || idle === undefined) continue;
+    heard.busy.push(busy);
+    heard.idle.push(idle);
+    heard.pythonBusy.push(pythonBusy);
+    heard.pythonSleep.push(pythonSleep);
   }
-  await pythonSender.close();
+  await sender.close();
+
+  const p99 = (delays: readonly number[]) => percentile(delays, 0.99);
   const row = (
     what: string,
-    ours: number[][],
+    delays: readonly number[][],
     of: (delays: readonly number[]) => number,
     wanted?: number,
   ): Row => {
-    const mine = ours.map(of);
-    const ratios = mine.map((value, i) => {
-      const best = Math.min(of(heard.pythonBusy[i] ?? []), of(heard.pythonSleep[i] ?? []));
-      return value / best;
-    });
-    const theirs = `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`;
-    return {
-      ...rowOf(what, [spread(mine, "ms"), theirs], median(ratios), "<=", wanted),
-      best: Math.min(...mine) / Math.min(...heard.pythonBusy.map(of), ...heard.pythonSleep.map(of)),
-      rounds: ROUNDS,
-    };
+    const [mine, busy, sleep] = [delays, heard.pythonBusy, heard.pythonSleep].map((all) =>
+      all.map(of),
+    ) as [number[], number[], number[]];
+    const best = busy.map((value, i) => Math.min(value, sleep[i] ?? Number.NaN));
+    const compared = compare(what, [mine, best], "ms", "<=", wanted);
+    return { ...compared, theirs: `busy ${spread(busy, "ms")}; 1 ms ${spread(sleep, "ms")}` };
   };
-  const p99 = (delays: readonly number[]) => percentile(delays, 0.99);
   return [
     row("notification one way, receiver at work: median / Python's best", heard.busy, median, 0.25),
     row("notification one way, receiver at work: p99 / Python's best", heard.busy, p99, 0.1),
@@ -192,9 +164,55 @@ export async function notifications(fixture: BenchFixture): Promise<Row[]> {
   ];
 }
 
-async function send(agent: Agent, to: string): Promise<void> {
-  for (let i = 0; i < NOTES; i += 1) {
-    await new Promise((resolve) => setTimeout(resolve, GAP_MS));
-    await agent.notify(to, Buffer.from(String(process.hrtime.bigint())));
-  }
+const MOVED_BLOCK = 65_536;
+const HEARTBEATS = { listen: 20, gapMs: 10 } as const;
+
+/**
+ * Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next,
+ * so the tick itself is subtracted.
+ */
+async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
+  const histogram = monitorEventLoopDelay({ resolution: 1 });
+  histogram.enable();
+  await work();
+  histogram.disable();
+  return { p99: histogram.percentile(99) / 1e6 - 1, max: histogram.max / 1e6 - 1 };
+}
+
+/** The delay of the event loop, and of notifications to the same peer, while 512 MiB move. */
+export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
+  const count = LENGTH_BYTES / MOVED_BLOCK;
+  const { move, close } = await lists(fixture, MOVED_BLOCK, count);
+  const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+  const read = () => move("READ", localIds, remoteIds);
+  const all: number[] = [];
+  const { idle, busy, maxima, worst } = await series(fixture.rounds, async (round) => {
+    let lastedMs = 0;
+    const during = await loopDelay(async () => {
+      lastedMs = await timed(read);
+    });
+    const still = await loopDelay(() => pause(lastedMs));
+    let isOver = false;
+    const moving = (async () => {
+      while (!isOver) await read();
+    })();
+    const delaysMs = await notified(fixture, HEARTBEATS, false);
+    isOver = true;
+    await moving;
+    if (round >= 0) all.push(...delaysMs);
+    return { idle: still.p99, busy: during.p99, maxima: during.max, worst: Math.max(...delaysMs) };
+  });
+  await close();
+  const over = median(busy.map((value, i) => value - (idle[i] ?? 0)));
+  const p99 = percentile(all, 0.99);
+  const loop = "event-loop delay while 512 MiB moves, p99 over idle";
+  const shown = `${spread(busy, "ms")}; maximum ${Math.max(...maxima).toFixed(1)} ms`;
+  const wanted = `<= 2 ms (is ${over.toFixed(2)})`;
+  const heartbeat = `heartbeat to the peer while 512 MiB moves, p99 of ${all.length}; the worst of each round`;
+  const wantedP99 = `<= 10 ms (is ${p99.toFixed(2)})`;
+  const { rounds } = fixture;
+  return [
+    alone(loop, shown, wanted, over <= 2, `idle ${spread(idle, "ms")}`, rounds),
+    alone(heartbeat, spread(worst, "ms"), wantedP99, p99 <= 10, "-", rounds),
+  ];
 }

@@ -14,7 +14,7 @@ import time
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-sys.path.append(os.path.join(os.path.dirname(__file__), "../../packages/nixl/test/children"))
+sys.path.append(os.path.join(os.path.dirname(__file__), "../../../packages/nixl/test/children"))
 # Under vLLM's Python the wheel lies in another environment. Its path comes last, so that only NIXL is found there.
 of_vllm = "KV_BENCH_NIXL" in os.environ
 if of_vllm:
@@ -30,7 +30,7 @@ for library in libraries:
 
 # After the wheel: vLLM would load its own NIXL, and a process holds only one.
 if of_vllm:
-    import vllm_worker
+    import vllm_peer
 
 own_name = f"python-{os.getpid()}"
 agent = nixl_agent(own_name, nixl_agent_config(num_threads=threads, backends=[backend]))
@@ -97,14 +97,14 @@ def ids_of(block_ids, regions, blocks):
 def do_prepare(command):
     regions, blocks = command["regions"], command["blocks"]
     local_list, remote_list = prepared(command["block"], regions * blocks)
-    worker = vllm_worker.worker(regions, blocks) if of_vllm else None
+    worker = vllm_peer.worker(regions, blocks) if of_vllm else None
     times = []
     for _ in range(command["times"]):
         begun = time.perf_counter()
         if worker is None:
             local, remote = ids_of(command["localIds"], regions, blocks), ids_of(command["remoteIds"], regions, blocks)
         else:
-            local, remote = vllm_worker.read_ids(worker, command["localIds"], command["remoteIds"], regions, blocks)
+            local, remote = vllm_peer.read_ids(worker, command["localIds"], command["remoteIds"], regions, blocks)
         handle = agent.make_prepped_xfer("READ", local_list, local, remote_list, remote, b"request:1")
         ready = time.perf_counter()
         times.append((ready - begun) * 1e3)
@@ -149,48 +149,6 @@ def do_move(command):
     return {"ms": (done - begun) * 1e3}
 
 
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_uint64), ("length", ctypes.c_uint64)]
-
-
-vectors = {}
-
-
-def do_vm_read(command):
-    """Reads the same blocks by process_vm_readv, `vector` of them per call."""
-    count, block, vector, seeds = command["count"], command["block"], command["vector"], command["seeds"]
-    key = (count, block, seeds is None)
-    if key not in vectors:
-        ids = [np.arange(count), np.arange(count)] if seeds is None else [order(count, seed) for seed in seeds]
-        sides = []
-        for base, places in zip((state["base"], state["address"]), ids):
-            rows = np.empty((count, 2), np.uint64)
-            rows[:, 0] = base + places.astype(np.uint64) * block
-            rows[:, 1] = block
-            sides.append(rows)
-        vectors[key] = sides
-    local, remote = vectors[key]
-    read = libc.process_vm_readv
-    read.restype = ctypes.c_ssize_t
-    pid, flags = ctypes.c_int(command["pid"]), ctypes.c_ulong(0)
-    calls = [
-        (pid, ctypes.c_void_p(local.ctypes.data + 16 * at), ctypes.c_ulong(n), ctypes.c_void_p(remote.ctypes.data + 16 * at), ctypes.c_ulong(n), flags)
-        for at in range(0, count, vector)
-        for n in (min(vector, count - at),)
-    ]
-    begun = time.perf_counter()
-    moved = 0
-    for call in calls:
-        moved += read(*call)
-    ms = (time.perf_counter() - begun) * 1e3
-    if moved != count * block:
-        raise RuntimeError(f"process_vm_readv moved {moved} bytes: {os.strerror(ctypes.get_errno())}")
-    return {"ms": ms}
-
-
 def do_small(command):
     local_list, remote_list = prepared(command["block"], 64)
     ids = np.array([7], np.int32)
@@ -209,6 +167,19 @@ def do_small(command):
         move.append((done - made) * 1e6)
         release.append((released - done) * 1e6)
     return {"make": make, "move": move, "release": release}
+
+
+def do_list(command):
+    """Prepares a list of `count` scattered blocks of the memory."""
+    count, block = command["count"], command["block"]
+    if count not in orders:
+        places = np.arange(count, dtype=np.uint64) * 7919 % count
+        orders[count] = np.column_stack([state["base"] + places * block, np.full(count, block), np.zeros(count)]).astype(np.uint64)
+    begun = time.perf_counter()
+    handle = agent.prep_xfer_dlist("NIXL_INIT_AGENT", orders[count], "DRAM")
+    ms = (time.perf_counter() - begun) * 1e3
+    agent.release_dlist_handle(handle)
+    return {"ms": ms}
 
 
 def do_metadata(command):
