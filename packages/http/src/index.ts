@@ -12,12 +12,10 @@ export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
 export { ByteCollector } from "./bodies/byte-collector.js";
-export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
 export {
   BodyBudget,
   IncomingBody,
   type ReceivedBody,
-  TOP_LEVEL_MEMBERS,
 } from "./bodies/read-body.js";
 export {
   Certificate,
@@ -31,6 +29,14 @@ export {
   RequestsInFlight,
 } from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
+export {
+  EventFrames,
+  editData,
+  editText,
+  isDone,
+  type StreamEvent,
+  type TextEdit,
+} from "./events/event-frames.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {
   type HttpBodyLimits,
@@ -41,3 +47,13 @@ export {
   listen,
   type Turn,
 } from "./http-server.js";
+export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./json/json-pieces.js";
+export {
+  editMembers,
+  JsonValueEnd,
+  listElements,
+  type MemberEdits,
+  rawMember,
+  timesNamed,
+} from "./json/json-reader.js";
+export { TOP_LEVEL_MEMBERS } from "./json/json-scan.js";

@@ -280,7 +280,7 @@ export class Legs {
         };
         const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         if (read.status !== 200) use?.refused(answer.status);
-        const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
+        const legAnswer = part.readAnswer?.(read) ?? read;
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;

@@ -5,9 +5,8 @@ import {
   type RequestBody,
   withLongMembers,
 } from "@kv/fleet/front-end";
-import { shortened } from "@kv/http";
+import { editMembers, listElements, type MemberEdits, rawMember, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
-import { editMembers, type MemberEdits, rawMember } from "./json-members.js";
 
 /** One prompt and one copy of a client's request, with its place in the merged answer. */
 export interface RequestPart {
@@ -84,40 +83,6 @@ export function* splitRequest(
     }
   }
   return parts;
-}
-
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
-
-/**
- * The elements of a JSON list, as they are written. Yields after each piece. `list` must be valid.
- */
-function* listElements(list: Uint8Array, pieceBytes: number): Generator<undefined, Uint8Array[]> {
-  const elements: Uint8Array[] = [];
-  let depth = 0;
-  let isString = false;
-  let start = 1;
-  let pieceEnd = pieceBytes;
-  for (let at = 0; at < list.length; at += 1) {
-    if (at >= pieceEnd) {
-      pieceEnd = at + pieceBytes;
-      yield;
-    }
-    const byte = list[at];
-    if (isString) {
-      if (byte === BACKSLASH) at += 1;
-      else if (byte === QUOTE) isString = false;
-    } else if (byte === QUOTE) isString = true;
-    else if (byte === 0x5b || byte === 0x7b) depth += 1;
-    else if (byte === 0x2c || byte === 0x5d || byte === 0x7d) {
-      if (depth === 1 && byte !== 0x7d) {
-        elements.push(list.subarray(start, at));
-        start = at + 1;
-      }
-      if (byte !== 0x2c) depth -= 1;
-    }
-  }
-  return elements;
 }
 
 /** The text of an object with further members at its end. */

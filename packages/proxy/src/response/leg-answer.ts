@@ -9,14 +9,14 @@ import {
   LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
+import { isDone, rawMember } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
-import { rawMember } from "../request/json-members.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
 import { HIDDEN } from "./answer-members.js";
-import { FirstEvent, streamedError } from "./event-stream.js";
+import { FirstEvent, streamedError } from "./stream-rules.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -112,7 +112,8 @@ export function readLegAnswer(
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
-  const error = firstEvent?.kind === "error" ? streamedError(firstEvent.data) : undefined;
+  const first = firstEvent?.event;
+  const error = first === undefined ? undefined : streamedError(first);
   if (error !== undefined) {
     discard();
     const held = Buffer.from(error.body);
@@ -140,7 +141,7 @@ export function readLegAnswer(
   }
   if (status === 200 && bytes.length === 0)
     throw badAnswer(role, url, "answered 200 with an empty body");
-  if (firstEvent?.kind === "done")
+  if (first !== undefined && isDone(first))
     throw badAnswer(role, url, "answered 200 with a stream without choices");
   if (status === 200 && !eventStream && complete)
     validateAnswer(endpoint, role, url, bytes, onePart);
@@ -435,8 +436,7 @@ export async function streamResponse(
   try {
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
-    const first = filter?.push(held) ?? held;
-    let passing = first instanceof Promise ? await first : first;
+    let passing = filter === undefined ? held : await filter.push(held);
     if (filter !== undefined && filter.leftOut.length > 0)
       headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
     if (rest === undefined) {
@@ -459,8 +459,7 @@ export async function streamResponse(
       requireNoProblem();
       let chunk = await readChunk(answer, deadline, stallMs);
       while (chunk !== undefined) {
-        const edited = filter?.push(chunk) ?? chunk;
-        await write(edited instanceof Promise ? await edited : edited);
+        await write(filter === undefined ? chunk : await filter.push(chunk));
         requireNoProblem();
         chunk = await readChunk(answer, deadline, stallMs);
       }

@@ -75,8 +75,8 @@ test("both legs and the answer carry the client's request id", async () => {
   expect(p.seen).toHaveLength(1);
 });
 
-test("a stream reaches the client byte for byte, in the chunks in which it came", async () => {
-  const pieces = ['data: {"choices":[{"text":"é', '"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
+test("a stream reaches the client byte for byte, each event as soon as it is whole", async () => {
+  const pieces = ['data: {"choices":[{"text":"é"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
   const d = await upstream(() => {});
   const p = await upstream(prefillOk);
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -93,7 +93,8 @@ test("a stream reaches the client byte for byte, in the chunks in which it came"
   let reader: ReadableStreamDefaultReader<Uint8Array> | undefined;
   for (const piece of pieces) {
     // The next piece is sent only after this one arrived, so the proxy must not hold it back.
-    decode.write(piece);
+    decode.write(piece.slice(0, 7));
+    decode.write(piece.slice(7));
     if (reader === undefined) {
       const response = await asked;
       expect(response.headers.get("content-type")).toBe("text/event-stream; charset=utf-8");

@@ -1,0 +1,189 @@
+export const QUOTE = 0x22;
+export const COMMA = 0x2c;
+export const COLON = 0x3a;
+export const BACKSLASH = 0x5c;
+export const OPEN_LIST = 0x5b;
+export const CLOSE_LIST = 0x5d;
+export const OPEN_OBJECT = 0x7b;
+export const CLOSE_OBJECT = 0x7d;
+
+/**
+ * Walks through the structure of a JSON text that comes in pieces, as a string or as bytes, and
+ * decodes nothing. Whether the text is JSON, a parse decides.
+ */
+export class JsonReader {
+  /** The character that was found last: a bracket, a comma, a colon or a quote. */
+  token = 0;
+  /** Objects and lists that are open after it. */
+  depth = 0;
+  /** Whether it is the first quote of a string. */
+  inString = false;
+  #escaped = false;
+
+  /**
+   * The position of the next such character outside of strings, from `from` on; -1 where this piece
+   * has none.
+   */
+  next(text: string | Uint8Array, from: number): number {
+    if (this.inString) return this.#endOfString(text, from);
+    for (let at = from; at < text.length; at += 1) {
+      const code = codeAt(text, at) as number;
+      // Most characters outside of strings are digits.
+      if (code >= 0x30 && code < COLON) continue;
+      if (code === QUOTE) this.inString = true;
+      else if (code === OPEN_LIST || code === OPEN_OBJECT) this.depth += 1;
+      else if (code === CLOSE_LIST || code === CLOSE_OBJECT) this.depth -= 1;
+      else if (code !== COMMA && code !== COLON) continue;
+      this.token = code;
+      return at;
+    }
+    return -1;
+  }
+
+  /** `indexOf` is fast on long strings, such as images in base64. */
+  #endOfString(text: string | Uint8Array, from: number): number {
+    if (from >= text.length) return -1;
+    let at = this.#escaped ? from + 1 : from;
+    for (;;) {
+      const quote = typeof text === "string" ? text.indexOf('"', at) : text.indexOf(QUOTE, at);
+      const end = quote === -1 ? text.length : quote;
+      let slashes = 0;
+      while (end - slashes > at && codeAt(text, end - slashes - 1) === BACKSLASH) slashes += 1;
+      const isEscaped = slashes % 2 === 1;
+      this.#escaped = quote === -1 && isEscaped;
+      this.inString = quote === -1 || isEscaped;
+      if (!this.inString || quote === -1) return quote;
+      at = quote + 1;
+    }
+  }
+}
+
+const codeAt = (text: string | Uint8Array, at: number) =>
+  typeof text === "string" ? text.charCodeAt(at) : text[at];
+
+const END_OF_LITERAL = /[\s,\]}]/g;
+
+/** Finds the end of one JSON value, whose text may come in pieces. */
+export class JsonValueEnd {
+  readonly #reader = new JsonReader();
+  #isLiteral: boolean | undefined = undefined;
+
+  /** The position after the value; -1 where it does not end in this piece. */
+  find(text: string, from: number): number {
+    this.#isLiteral ??= !/["[{]/.test(text[from] ?? "");
+    if (this.#isLiteral) {
+      END_OF_LITERAL.lastIndex = from;
+      return END_OF_LITERAL.exec(text)?.index ?? -1;
+    }
+    const reader = this.#reader;
+    for (let at = reader.next(text, from); at !== -1; at = reader.next(text, at + 1))
+      if (reader.depth === 0 && !reader.inString) return at + 1;
+    return -1;
+  }
+}
+
+/** A member of a JSON object, as it was written. */
+export interface JsonMember {
+  readonly key: string;
+  /** JSON text. */
+  readonly value: string;
+  /** The key, the colon and the value. */
+  readonly text: string;
+}
+
+/**
+ * The members of the object in `text`, in order, duplicates included. `text` must be an object that
+ * `JSON.parse` accepts.
+ */
+export function topLevelMembers(text: string): JsonMember[] {
+  const members: JsonMember[] = [];
+  const reader = new JsonReader();
+  let stringStart = 0;
+  let start = 0;
+  let key: string | undefined;
+  let valueStart = 0;
+  for (let at = reader.next(text, 0); at !== -1; at = reader.next(text, at + 1)) {
+    if (reader.depth > 1) continue;
+    if (reader.inString) stringStart = at;
+    else if (reader.token === COLON) {
+      start = stringStart;
+      key = keyOf(text.slice(start, at).trimEnd());
+      valueStart = at + 1;
+    } else if (key !== undefined && (reader.token === COMMA || reader.depth === 0)) {
+      const value = text.slice(valueStart, at).trim();
+      members.push({ key, value, text: text.slice(start, at).trimEnd() });
+      key = undefined;
+    }
+  }
+  return members;
+}
+
+/** Keys are hardly ever written with escapes, and a slice costs less than a parse. */
+function keyOf(written: string): string {
+  return written.includes("\\") ? (JSON.parse(written) as string) : written.slice(1, -1);
+}
+
+/**
+ * The text of a member's value; undefined where there is none. Of duplicate keys the last counts,
+ * as in `JSON.parse`.
+ */
+export function rawMember(text: string, key: string): string | undefined {
+  return topLevelMembers(text).findLast((member) => member.key === key)?.value;
+}
+
+/** Changes of an object's members. */
+export interface MemberEdits {
+  readonly remove?: readonly string[] | undefined;
+  /** Values as JSON text. They follow the members that stay. */
+  readonly set?: Readonly<Record<string, string>> | undefined;
+}
+
+/**
+ * Edits the top-level members of a JSON object as text. All other members stay as they were
+ * written: integers beyond 2^53 keep their digits, which a parse and a new serialisation would
+ * lose.
+ */
+export function editMembers(text: string, { remove = [], set = {} }: MemberEdits): string {
+  const members = topLevelMembers(text)
+    .filter(({ key }) => !remove.includes(key) && !Object.hasOwn(set, key))
+    .map((member) => member.text);
+  for (const key in set) members.push(`${JSON.stringify(key)}:${set[key]}`);
+  return `{${members.join(",")}}`;
+}
+
+/** How often a name is a key in a JSON text, at any depth. */
+export function timesNamed(text: string, name: string): number {
+  const reader = new JsonReader();
+  let stringStart = 0;
+  let times = 0;
+  for (let at = reader.next(text, 0); at !== -1; at = reader.next(text, at + 1)) {
+    if (reader.inString) stringStart = at;
+    else if (reader.token === COLON && keyOf(text.slice(stringStart, at).trimEnd()) === name)
+      times += 1;
+  }
+  return times;
+}
+
+/**
+ * The elements of a JSON list, as they are written and not copied. Yields after each piece. `list`
+ * must be valid.
+ */
+export function* listElements(
+  list: Uint8Array,
+  pieceBytes: number,
+): Generator<undefined, Uint8Array[]> {
+  const elements: Uint8Array[] = [];
+  const reader = new JsonReader();
+  let start = 1;
+  for (let from = 0; from < list.length; from += pieceBytes) {
+    const piece = list.subarray(from, from + pieceBytes);
+    for (let found = reader.next(piece, 0); found !== -1; found = reader.next(piece, found + 1)) {
+      const isComma = reader.depth === 1 && reader.token === COMMA;
+      if (!isComma && reader.depth > 0) continue;
+      elements.push(list.subarray(start, from + found));
+      start = from + found + 1;
+    }
+    yield;
+  }
+  return elements;
+}
