@@ -297,15 +297,17 @@ function readStream(chunks: readonly Buffer[]) {
   first.end();
   const ruled = ENDPOINTS.map((endpoint) => {
     const rules = new StreamRules(endpoint, true);
-    const passed = events.findIndex((event) => {
+    let passedBytes = 0;
+    for (const event of events) {
       rules.read(event);
-      return rules.problem !== undefined;
-    });
+      if (rules.problem === undefined) passedBytes += event.bytes.length;
+    }
     rules.end();
-    return { passed, problem: rules.problem, failed: rules.failed };
+    return { passedBytes, problem: rules.problem, failed: rules.failed };
   });
   return {
-    events: events.map(({ bytes: all, ...event }) => ({ ...event, all: all.toString("latin1") })),
+    events: events.flatMap(({ name, data }) => (data === "" ? [] : { name, data })),
+    text: events.map(({ bytes: all }) => all.toString("latin1")).join(""),
     problem: frames.problem,
     first: first.event?.data,
     error: first.event && streamedError(first.event),

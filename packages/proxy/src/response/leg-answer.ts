@@ -54,110 +54,62 @@ export interface AnswerTarget {
   eventStreamStarted: boolean;
 }
 
-/** The head and first bytes of an answer, before they are checked. */
-export interface AnswerBegin {
-  readonly answer: UpstreamAnswer;
-  readonly eventStream: boolean;
-  readonly bytes: Buffer;
-  /** Whether `bytes` is all of the body. */
-  readonly complete: boolean;
-  /** Of a stream with status 200. */
-  readonly firstEvent: FirstEvent | undefined;
-}
-
 /**
  * Reads of a stream as much as tells whether its first event is an error, of another answer at most
- * `limitBytes`. Rejects with the error of the body.
+ * `limitBytes`, and checks it: status 200 promises an answer, so an empty one, or one without
+ * choices, is a failure. A stream whose first event is an error becomes an error answer.
+ * Errors: that of the body, `KV_PROXY_UPSTREAM_FAILED`.
  */
-export async function readAnswerBegin(
-  answer: UpstreamAnswer,
-  limitBytes: number,
-): Promise<AnswerBegin> {
-  const { status, headers, body } = answer;
-  const eventStream = isEventStream(headers["content-type"]);
-  const buffered = body.readBuffered(limitBytes);
-  if (!eventStream || status !== 200) {
-    const begin = buffered ?? (await body.readLimited(limitBytes));
-    return { answer, eventStream, ...begin, firstEvent: undefined };
-  }
-  const firstEvent = new FirstEvent(limitBytes);
-  if (buffered !== undefined) firstEvent.push(buffered.bytes);
-  const begin =
-    buffered ??
-    (await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
-  if (begin.complete) firstEvent.end();
-  return { answer, eventStream, ...begin, firstEvent };
-}
-
-/** What a request lets expect of its answer. */
-export interface AnswerExpected {
-  /** The leg had one prompt and one copy. */
-  readonly onePart: boolean;
-  /** The request asked for a stream. */
-  readonly streamed: boolean;
-  /** P computed the prompt. */
-  readonly kvFromPrefill: boolean;
-}
-
-/**
- * Checks the begin of an answer: status 200 promises one, so an empty one, or one without choices,
- * is a failure. A stream whose first event is an error becomes an error answer. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`.
- */
-export function readLegAnswer(
-  endpoint: Endpoint,
+export async function readLegAnswer(
+  { endpoint, fields }: GenerationRequest,
   visit: Visit,
-  { answer, eventStream, bytes, complete, firstEvent }: AnswerBegin,
-  { onePart, streamed, kvFromPrefill }: AnswerExpected,
-): LegAnswer {
-  const { status, headers, discard } = answer;
+  answer: UpstreamAnswer,
+  traits: Pick<AnswerTraits, "onePart" | "kvFromPrefill">,
+  limitBytes: number,
+): Promise<LegAnswer> {
+  const { status, headers, body, discard } = answer;
   const { role, url } = visit.instance;
+  const eventStream = isEventStream(answer);
+  const leg = { ...traits, visit, status, headers, eventStream, discard };
+
+  const firstEvent = status === 200 && eventStream ? new FirstEvent(limitBytes) : undefined;
+  const buffered = body.readBuffered(limitBytes);
+  if (buffered !== undefined) firstEvent?.push(buffered.bytes);
+  const { bytes, complete } =
+    buffered ??
+    (firstEvent === undefined
+      ? await body.readLimited(limitBytes)
+      : await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
+  if (complete) firstEvent?.end();
   const first = firstEvent?.event;
   const error = first === undefined ? undefined : streamedError(first);
   if (error !== undefined) {
     discard();
-    const held = Buffer.from(error.body);
-    const errorHeaders = { ...changedBodyHeaders(headers), "content-type": "application/json" };
-    const { status } = error;
     return {
-      visit,
-      status,
-      headers: errorHeaders,
+      ...leg,
+      status: error.status,
+      headers: { ...changedBodyHeaders(headers), "content-type": "application/json" },
       eventStream: false,
-      onePart,
-      kvFromPrefill,
-      held,
+      held: Buffer.from(error.body),
       rest: undefined,
-      discard,
     };
   }
-  if (status === 200 && eventStream !== streamed) {
-    const type = eventStream ? "an event stream" : "no event stream";
-    throw badAnswer(
-      role,
-      url,
-      `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`,
-    );
-  }
-  if (status === 200 && bytes.length === 0)
-    throw badAnswer(role, url, "answered 200 with an empty body");
-  if (first !== undefined && isDone(first))
-    throw badAnswer(role, url, "answered 200 with a stream without choices");
-  if (status === 200 && !eventStream && complete)
-    validateAnswer(endpoint, role, url, bytes, onePart);
+
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
-  const rest = complete ? undefined : answer.body;
-  return {
-    visit,
-    status,
-    headers,
-    eventStream,
-    onePart,
-    kvFromPrefill,
-    held: bytes,
-    rest,
-    discard,
-  };
+  if (status === 200) {
+    const [got, asked] = eventStream ? ["an", "none"] : ["no", "one"];
+    if (eventStream !== (fields.stream === true))
+      throw badAnswer(
+        role,
+        url,
+        `answered 200 with ${got} event stream, where ${asked} was requested`,
+      );
+    if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
+    if (first !== undefined && isDone(first))
+      throw badAnswer(role, url, "answered 200 with a stream without choices");
+    if (!eventStream && complete) validateAnswer(endpoint, role, url, bytes, traits.onePart);
+  }
+  return { ...leg, held: bytes, rest: complete ? undefined : body };
 }
 
 /**
@@ -176,11 +128,9 @@ export function requireReadable(
   throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
-/** Whether a `content-type` is that of server-sent events. */
-function isEventStream(contentType: string | string[] | undefined): boolean {
-  return (
-    typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream")
-  );
+/** Whether an answer is a stream of server-sent events. */
+export function isEventStream({ headers }: UpstreamAnswer): boolean {
+  return /^text\/event-stream/i.test(String(headers["content-type"]));
 }
 
 /**
@@ -299,17 +249,18 @@ export function readPrefillAnswer(
   const { url } = instance;
   const { status, headers, discard } = answer;
   if (status >= 400) {
-    const visit = endedVisit(instance);
-    const error = {
-      visit,
+    const read = {
+      visit: endedVisit(instance),
       status,
       headers,
       eventStream: false,
       onePart: true,
+      kvFromPrefill: false,
       held: body,
       rest: undefined,
+      discard,
     };
-    return { kind: "error", instance, answer: { ...error, kvFromPrefill: false, discard } };
+    return { kind: "error", instance, answer: read };
   }
   if (status !== 200)
     throw badAnswer(
