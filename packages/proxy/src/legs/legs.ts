@@ -22,9 +22,9 @@ import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodi
 import {
   cachedTokensOf,
   endedVisit,
+  isEventStream,
   type LegAnswer,
   type PrefillOutcome,
-  isEventStream,
   readLegAnswer,
   readPrefillAnswer,
   requireReadable,

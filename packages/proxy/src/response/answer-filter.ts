@@ -69,6 +69,7 @@ export class AnswerFilter {
     const edits = await this.#editor.edit(text);
     const length = this.#editor.passingLength(text, edits.at(-1)?.end ?? 0);
     this.#held = text.slice(length);
+    if (edits.length === 0 && length === bytes.length) return bytes;
     return toBytes(editText(text.slice(0, length), edits));
   }
 

@@ -48,9 +48,10 @@ const nulled = (names: readonly string[]): MemberEdits =>
 const ALWAYS = nulled(DROPPED);
 const KV_FROM_PREFILL = nulled([...DROPPED, ...LEFT_OUT]);
 
-/** Finds a member that some clients do not get. */
-export const HIDDEN = new RegExp(
-  `"(?:${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?!null|\\s)`,
+/** Finds a member that some clients get with another value, up to its value. */
+export const EDITED_MEMBERS = new RegExp(
+  `"(usage|${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?=\\S)`,
+  "g",
 );
 
 /** What clients do not get of an answer. */

@@ -15,7 +15,6 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
-import { HIDDEN } from "./answer-members.js";
 import { FirstEvent, streamedError } from "./stream-rules.js";
 
 type Fields = Readonly<Record<string, unknown>>;
@@ -357,14 +356,9 @@ export async function streamResponse(
   stallMs: number,
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
-  const { visit, rest, eventStream, cachedTokens, held } = answer;
+  const { visit, rest, eventStream, held } = answer;
   const { role, url } = visit.instance;
-  const isPlain =
-    rest === undefined &&
-    !eventStream &&
-    cachedTokens === undefined &&
-    !HIDDEN.test(held.toString("latin1"));
-  const filter = isPlain ? undefined : new AnswerFilter(client.request.endpoint, answer);
+  const filter = new AnswerFilter(client.request.endpoint, answer);
   let lengthBytes = 0;
 
   async function write(chunk: Uint8Array): Promise<void> {
@@ -373,7 +367,7 @@ export async function streamResponse(
   }
   /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the answer. */
   function requireNoProblem(): void {
-    if (filter?.problem !== undefined) throw badAnswer(role, url, filter.problem);
+    if (filter.problem !== undefined) throw badAnswer(role, url, filter.problem);
   }
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
@@ -387,11 +381,11 @@ export async function streamResponse(
   try {
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
-    let passing = filter === undefined ? held : await filter.push(held);
-    if (filter !== undefined && filter.leftOut.length > 0)
-      headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
+    let passing = await filter.push(held);
+    if (filter.leftOut.length > 0) headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
     if (rest === undefined) {
-      if (filter !== undefined) passing = Buffer.concat([passing, await filter.end()]);
+      const last = await filter.end();
+      if (last.length > 0) passing = Buffer.concat([passing, last]);
       // Nothing has left yet, so a problem can still be answered with an error status.
       requireNoProblem();
       lengthBytes = passing.length;
@@ -410,15 +404,15 @@ export async function streamResponse(
       requireNoProblem();
       let chunk = await readChunk(answer, deadline, stallMs);
       while (chunk !== undefined) {
-        await write(filter === undefined ? chunk : await filter.push(chunk));
+        await write(await filter.push(chunk));
         requireNoProblem();
         chunk = await readChunk(answer, deadline, stallMs);
       }
-      if (filter !== undefined) await write(await filter.end());
+      await write(await filter.end());
       requireNoProblem();
       response.end();
     }
-    const reported = filter?.failed
+    const reported = filter.failed
       ? badAnswer(role, url, "reported a failure in the middle of its stream")
       : undefined;
     if (reported !== undefined) visit.failed(reported);

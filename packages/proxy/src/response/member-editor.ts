@@ -1,4 +1,5 @@
 import { JsonValueEnd, type TextEdit } from "@kv/http";
+import { EDITED_MEMBERS } from "./answer-members.js";
 
 /**
  * Gives the JSON text that takes the place of a member's value, of which `value` is the JSON text.
@@ -16,18 +17,6 @@ interface OpenMember {
   value: string;
 }
 
-/** By their names: the program has a few lists of them, and each answer is searched for one. */
-const patterns = new Map<string, RegExp>();
-
-function patternFor(names: string): RegExp {
-  let pattern = patterns.get(names);
-  if (pattern === undefined) {
-    pattern = new RegExp(`"(${names})"\\s*:\\s*(?=\\S)`, "g");
-    patterns.set(names, pattern);
-  }
-  return pattern;
-}
-
 /** The end of a text in which a member may begin. */
 const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
 
@@ -37,13 +26,11 @@ const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
  */
 export class MemberEditor {
   readonly #edits: MemberEdits;
-  readonly #pattern: RegExp;
   readonly #erased = new Set<string>();
   #open: OpenMember | undefined = undefined;
 
   constructor(edits: MemberEdits) {
     this.#edits = edits;
-    this.#pattern = patternFor(Object.keys(edits).join("|"));
   }
 
   /** Names of the members whose values, other than `null`, became `null`. */
@@ -58,36 +45,36 @@ export class MemberEditor {
 
   /** Whether a text that begins outside of a member's value has none of them. */
   isPlain(text: string): boolean {
-    return this.#open === undefined && text.search(this.#pattern) === -1;
+    return this.#open === undefined && text.search(EDITED_MEMBERS) === -1;
   }
 
   /** The changes of the next piece, in which each character stands for a byte. */
   async edit(text: string): Promise<TextEdit[]> {
     const edits: TextEdit[] = [];
-    const pattern = this.#pattern;
     let start = 0;
     for (;;) {
       if (this.#open === undefined) {
-        pattern.lastIndex = start;
-        const name = pattern.exec(text)?.[1];
+        EDITED_MEMBERS.lastIndex = start;
+        const name = EDITED_MEMBERS.exec(text)?.[1];
         if (name === undefined) return edits;
-        start = pattern.lastIndex;
+        start = EDITED_MEMBERS.lastIndex;
+        if (!Object.hasOwn(this.#edits, name)) continue;
         this.#open = { name, end: new JsonValueEnd(), value: "" };
         if (this.#edits[name] === null && text[start] !== "n") this.#erased.add(name);
       }
       const { name, end } = this.#open;
+      const edit = this.#edits[name];
       const found = end.find(text, start);
       const to = found === -1 ? text.length : found;
-      const edit = this.#edits[name];
-      if (edit != null) this.#open.value += text.slice(start, to);
-      if (found === -1) {
-        edits.push({ start, end: to, text: "" });
-        return edits;
+      const value = edit == null ? "" : this.#open.value + text.slice(start, to);
+      let edited = "";
+      if (found === -1) this.#open.value = value;
+      else {
+        this.#open = undefined;
+        edited = edit == null ? "null" : await edit(Buffer.from(value, "latin1").toString());
       }
-      const { value } = this.#open;
-      this.#open = undefined;
-      const edited = edit == null ? "null" : await edit(Buffer.from(value, "latin1").toString());
       edits.push({ start, end: to, text: Buffer.from(edited).toString("latin1") });
+      if (found === -1) return edits;
       start = to;
     }
   }
