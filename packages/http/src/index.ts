@@ -30,6 +30,7 @@ export {
 } from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
 export {
+  asBuffer,
   EventFrames,
   editData,
   editText,

@@ -22,7 +22,6 @@ export interface BodyQueues {
 
 export interface ReadBodyOptions {
   readonly limits: BodyLimits;
-  /** Takes every content type. */
   readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
   readonly queues: BodyQueues;
@@ -32,7 +31,6 @@ export interface ReadBodyOptions {
   readonly onAccepted?: (() => void) | undefined;
 }
 
-/** A body that has arrived. */
 export type ReceivedBody = Pick<IncomingBody, "take" | "share">;
 
 /** The bytes of one body while they come, within its limits and the memory for all bodies. */
@@ -61,7 +59,6 @@ export class IncomingBody {
     this.share = budget.open(client, refuse);
   }
 
-  /** Bytes that have come. */
   get lengthBytes(): number {
     return this.#lengthBytes;
   }
@@ -217,7 +214,6 @@ export class BodyBudget {
     if (share.arriving) this.#arriving.add(share);
   }
 
-  /** Gives the bytes of a share back. */
   give(share: BodyShare): void {
     this.#arriving.delete(share);
     this.#heldBytes -= share.heldBytes;
@@ -265,12 +261,10 @@ export class BodyShare {
     this.refuse = refuse;
   }
 
-  /** Bytes that are counted. */
   get heldBytes(): number {
     return this.#heldBytes;
   }
 
-  /** Whether more of the body may come. */
   get arriving(): boolean {
     return this.#arriving;
   }
@@ -285,13 +279,11 @@ export class BodyShare {
     this.#heldBytes += more;
   }
 
-  /** The whole body has come. */
   arrived(): void {
     this.#arriving = false;
     this.#budget.arrived(this);
   }
 
-  /** Gives the bytes back. */
   end(): void {
     if (this.#ended) return;
     this.#ended = true;

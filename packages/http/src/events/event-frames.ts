@@ -21,6 +21,7 @@ export function isDone({ data }: StreamEvent): boolean {
 const EVENT_BYTES = 64 * 1024 * 1024;
 const LF = 0x0a;
 const CR = 0x0d;
+const LINE_END = /\r\n?|\n/;
 /** The begin of a line of data, and its value; a character for each byte. */
 const DATA_LINE = /(?<=^|[\r\n]|^\u00ef\u00bb\u00bf)(data(?:: ?|(?=[\r\n]|$)))([^\r\n]*)/g;
 
@@ -54,7 +55,7 @@ export class EventFrames {
 
   /** Returns the events that end in this chunk. */
   push(chunk: Uint8Array): StreamEvent[] {
-    const bytes = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    const bytes = asBuffer(chunk);
     const events: StreamEvent[] = [];
     const hasCr = bytes.includes(CR);
     const isRestOfCrLf = this.#endsWithCr && bytes[0] === LF;
@@ -69,7 +70,8 @@ export class EventFrames {
     }
     if (at < bytes.length) this.#isLineEmpty = false;
     if (bytes.length > 0) this.#endsWithCr = bytes[bytes.length - 1] === CR;
-    if (this.#isWithin(bytes.length - from)) this.#held.push(bytes.subarray(from));
+    if (from < bytes.length && this.#isWithin(bytes.length - from))
+      this.#held.push(bytes.subarray(from));
     return events;
   }
 
@@ -100,9 +102,14 @@ export class EventFrames {
   #read(bytes: Buffer, isCut: boolean): StreamEvent {
     const hasMark = this.#isFirst && bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf;
     this.#isFirst = false;
+    const text = bytes.toString(this.#encoding, hasMark ? 3 : 0);
+    // Most events are one line of data.
+    const isOneLine = text.indexOf("\n") === text.length - 2 && !text.includes("\r");
+    if (isOneLine && !isCut && text.startsWith("data: "))
+      return { bytes, name: "", data: text.slice("data: ".length, -2), isCut };
     let name = "";
     let data: string | undefined;
-    for (const line of bytes.toString(this.#encoding, hasMark ? 3 : 0).split(/\r\n?|\n/)) {
+    for (const line of text.split(LINE_END)) {
       const colon = line.indexOf(":");
       const field = colon === -1 ? line : line.slice(0, colon);
       const value = colon === -1 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
@@ -111,6 +118,13 @@ export class EventFrames {
     }
     return { bytes, name, data: data ?? "", isCut };
   }
+}
+
+/** The bytes, not copied. */
+export function asBuffer(bytes: Uint8Array): Buffer {
+  return Buffer.isBuffer(bytes)
+    ? bytes
+    : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
 /** Position of the next CR or LF; -1 where there is none. */

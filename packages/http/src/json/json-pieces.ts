@@ -1,5 +1,6 @@
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
+import { asBuffer } from "../events/event-frames.js";
 import {
   BACKSLASH,
   COLON,
@@ -22,7 +23,6 @@ const LONG_MEMBER_BYTES = 4 * 1024;
 
 /** A long member of the outermost object. */
 export interface LongMember {
-  /** Its name. */
   readonly key: string;
   /** Its value as it was written. */
   readonly value: Uint8Array;
@@ -40,7 +40,6 @@ export interface ParsedPieces {
   readonly repeated: ReadonlySet<string>;
 }
 
-/** How a text is parsed in pieces. */
 export interface PieceOptions {
   /**
    * A member of the outermost object with lists of token ids. A long one of whole numbers of at
@@ -62,7 +61,7 @@ export function* parseJsonPieces(
   given: Uint8Array,
   { idsMember, pieceBytes = PIECE_BYTES, longMemberBytes = LONG_MEMBER_BYTES }: PieceOptions = {},
 ): Generator<undefined, ParsedPieces> {
-  const bytes = Buffer.from(given.buffer, given.byteOffset, given.byteLength);
+  const bytes = asBuffer(given);
   const begin = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
   const values = new LongValues(begin, pieceBytes, longMemberBytes);
   for (let from = begin; from < bytes.length; from += pieceBytes) {

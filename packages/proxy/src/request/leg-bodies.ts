@@ -8,12 +8,10 @@ import {
 import { editMembers, listElements, type MemberEdits, rawMember, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-/** One prompt and one copy of a client's request, with its place in the merged answer. */
+/** One prompt and one copy of a client's request, with their indices in the merged answer. */
 export interface RequestPart {
   readonly request: GenerationRequest;
-  /** Index of the prompt. */
   readonly prompt: number;
-  /** Index of the copy (`n`). */
   readonly copy: number;
 }
 
@@ -85,7 +83,6 @@ export function* splitRequest(
   return parts;
 }
 
-/** The text of an object with further members at its end. */
 function withMembers(text: string, members: readonly string[]): string {
   const before = text.slice(0, -1);
   return `${before}${before === "{" ? "" : ","}${members.join(",")}}`;
@@ -138,9 +135,8 @@ export const KV_REQUEST_PUSH =
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
 /**
- * The body of the prefill leg: one token, not streamed, without what concerns the answer alone,
- * with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of both
- * legs.
+ * The body of the prefill leg: one token, not streamed, without what concerns the answer alone.
+ * `kvTransferParams` (JSON text) make the worker keep the KV.
  */
 export function prefillBody(
   request: GenerationRequest,
@@ -184,10 +180,7 @@ function isNamedTool(choice: unknown): boolean {
   );
 }
 
-/**
- * The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote
- * them (JSON text). `requestId` is that of both legs.
- */
+/** The client's body, with `kvTransferParams` as the prefill worker wrote them (JSON text). */
 export function decodeBody(
   request: GenerationRequest,
   kvTransferParams: string,
@@ -228,7 +221,6 @@ export function withIdSuffix(request: GenerationRequest, suffix: string): Genera
   return withFields(request, { request_id: `${fields.request_id}${suffix}` });
 }
 
-/** The request with other values of some members of its body. */
 export function withFields(
   request: GenerationRequest,
   values: Readonly<Record<string, unknown>>,
@@ -245,7 +237,6 @@ export function withFields(
   };
 }
 
-/** The body of a leg whose instance computes both prompt and answer. */
 export function singleInstanceBody(request: GenerationRequest): RequestBody {
   return edited(request, { remove: ["kv_transfer_params"] });
 }

@@ -1,5 +1,5 @@
 import type { Endpoint } from "@kv/fleet/front-end";
-import { EventFrames, editData, editText, type StreamEvent } from "@kv/http";
+import { asBuffer, EventFrames, editData, editText, type StreamEvent } from "@kv/http";
 import { hidingEdits, LEFT_OUT } from "./answer-members.js";
 import { type CachedTokens, cachedTokensEdit } from "./cached-tokens.js";
 import { MemberEditor } from "./member-editor.js";
@@ -64,7 +64,7 @@ export class AnswerFilter {
   /** Reads the next bytes, and returns those that leave. */
   async push(chunk: Uint8Array): Promise<Buffer> {
     if (this.#events !== undefined) return this.#passEvents(this.#events.push(chunk));
-    const bytes = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    const bytes = asBuffer(chunk);
     const text = this.#held + bytes.toString("latin1");
     const edits = await this.#editor.edit(text);
     const length = this.#editor.passingLength(text, edits.at(-1)?.end ?? 0);

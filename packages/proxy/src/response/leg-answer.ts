@@ -27,7 +27,6 @@ export interface LegAnswer extends AnswerTraits {
   /** Whoever passes the answer on ends the visit. */
   readonly visit: Visit;
   readonly headers: UpstreamAnswer["headers"];
-  /** The first bytes of the body. */
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
   readonly rest: AsyncIterator<Uint8Array, undefined> | undefined;
@@ -39,17 +38,13 @@ export interface LegAnswer extends AnswerTraits {
   discard(): void;
 }
 
-/** The client's end of a request, to which an answer is written. */
 export interface AnswerTarget {
   readonly requestId: string;
   readonly request: GenerationRequest;
   readonly deadline: Deadline;
   readonly record: RequestRecord;
   readonly response: ServerResponse;
-  /**
-   * True when the head of the answer has left, and the answer is an event stream. A failure is then
-   * reported as an event.
-   */
+  /** The head of an event stream has left: a failure is now reported as an event. */
   eventStreamStarted: boolean;
 }
 
@@ -127,7 +122,6 @@ export function requireReadable(
   throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
-/** Whether an answer is a stream of server-sent events. */
 export function isEventStream({ headers }: UpstreamAnswer): boolean {
   return /^text\/event-stream/i.test(String(headers["content-type"]));
 }
@@ -149,7 +143,6 @@ export async function readChunk(
   return value;
 }
 
-/** A visit that has ended already. */
 export function endedVisit(instance: Instance): Visit {
   return { instance, succeeded() {}, abandoned() {}, failed() {} };
 }
@@ -184,7 +177,6 @@ function validateAnswer(
     throw badAnswer(role, url, `answered 200 without ${named}`);
 }
 
-/** Checks the choices of a complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
 export function validateChoices(role: Role, url: string, body: unknown, onePart: boolean): void {
   const { choices } = (body ?? {}) as { choices?: unknown };
   if (!Array.isArray(choices) || choices.length === 0)
@@ -202,12 +194,10 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
     throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
 }
 
-/** Whether a value is an object, and no list. */
 export function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** How a prefill leg ended. */
 export type PrefillOutcome = PrefilledKv | PrefillWithoutKv | PrefillError;
 
 /** The prompt is computed, and a decode worker can get its KV. */
@@ -216,7 +206,6 @@ export interface PrefilledKv {
   readonly instance: Instance;
   /** JSON text of the parameters by which a decode worker finds the KV. */
   readonly kvTransferParams: string;
-  /** The whole answer. */
   readonly fields: Fields;
   /** When the answer was there, on the proxy's clock. The lease of the blocks began before. */
   readonly atMs: number;
@@ -345,10 +334,9 @@ export function drained(
 }
 
 /**
- * Writes one instance's answer to the client, byte for byte and no faster than the client reads,
- * and ends the visit. Returns the failure that the instance reported in its stream: the client has
- * received it, and the request counts as failed. An answer that breaks off is an error. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * Writes one instance's answer to the client, no faster than the client reads, and ends the visit.
+ * Returns the failure that the instance reported in its stream: the client has received it, and the
+ * request counts as failed. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
   client: AnswerTarget,
@@ -365,7 +353,6 @@ export async function streamResponse(
     lengthBytes += chunk.byteLength;
     if (chunk.byteLength > 0 && !response.write(chunk)) await drained(response, deadline, stallMs);
   }
-  /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the answer. */
   function requireNoProblem(): void {
     if (filter.problem !== undefined) throw badAnswer(role, url, filter.problem);
   }

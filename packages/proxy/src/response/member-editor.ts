@@ -26,11 +26,13 @@ const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
  */
 export class MemberEditor {
   readonly #edits: MemberEdits;
+  readonly #names: readonly string[];
   readonly #erased = new Set<string>();
   #open: OpenMember | undefined = undefined;
 
   constructor(edits: MemberEdits) {
     this.#edits = edits;
+    this.#names = Object.keys(edits);
   }
 
   /** Names of the members whose values, other than `null`, became `null`. */
@@ -45,7 +47,7 @@ export class MemberEditor {
 
   /** Whether a text that begins outside of a member's value has none of them. */
   isPlain(text: string): boolean {
-    return this.#open === undefined && text.search(EDITED_MEMBERS) === -1;
+    return this.#open === undefined && !this.#names.some((name) => text.includes(name));
   }
 
   /** The changes of the next piece, in which each character stands for a byte. */

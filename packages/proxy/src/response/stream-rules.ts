@@ -13,8 +13,10 @@ const LAST_EVENTS: Readonly<Partial<Record<Endpoint, readonly string[]>>> = {
   "/v1/messages": ["message_stop", "error"],
 };
 
-/** The data of an event that may decide something, once there was a choice. */
-const DECISIVE = /"error"|"index"\s*:\s*[^0\s]/;
+const OTHER_INDEX = /"index"\s*:\s*[^0\s]/;
+
+/** Whether the data of an event may decide something, once there was a choice. */
+const isDecisive = (data: string) => data.includes('"error"') || OTHER_INDEX.test(data);
 
 /** Checks the events of an instance's stream, one after another. */
 export class StreamRules {
@@ -32,12 +34,10 @@ export class StreamRules {
     this.#answered = this.#lastEvents !== undefined;
   }
 
-  /** Whether the instance reported a failure in an event of the stream. */
   get failed(): boolean {
     return this.#failed;
   }
 
-  /** What is wrong with the stream; undefined for nothing. */
   get problem(): string | undefined {
     return this.#problem;
   }
@@ -57,14 +57,13 @@ export class StreamRules {
     }
   }
 
-  /** The stream has ended. */
   end(): void {
     if (!this.#ended) this.#problem ??= "ended its stream without its last event";
   }
 
   #readData({ name, data }: StreamEvent): void {
     if (name === "error") this.#failed = true;
-    if (this.#answered && !DECISIVE.test(data)) return;
+    if (this.#answered && !isDecisive(data)) return;
     const { error, choices } = fieldsOf(data);
     if (error != null) this.#failed = true;
     if (this.#lastEvents !== undefined || !Array.isArray(choices)) return;
@@ -109,7 +108,6 @@ export class FirstEvent {
     return this.#event !== undefined || this.#leftBytes === 0;
   }
 
-  /** The stream has ended. */
   end(): void {
     if (this.#leftBytes > 0) this.#take(this.#events.end());
   }
