@@ -24,7 +24,7 @@ import {
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
 import { parseBody } from "./json/json-pieces.js";
-import type { JsonLimits } from "./json/json-scan.js";
+import type { JsonLimits } from "./json/json-reader.js";
 
 /** Limits of connections and of the heads of requests. */
 export interface HttpConnectionLimits {

@@ -11,7 +11,7 @@ export { type ErrorAnswer, errorAnswer, errorEvent, sendError } from "./answers/
 export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
-export { ByteCollector } from "./bodies/byte-collector.js";
+export { asBuffer } from "./bodies/byte-collector.js";
 export {
   BodyBudget,
   IncomingBody,
@@ -29,15 +29,7 @@ export {
   RequestsInFlight,
 } from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
-export {
-  asBuffer,
-  EventFrames,
-  editData,
-  editText,
-  isDone,
-  type StreamEvent,
-  type TextEdit,
-} from "./events/event-frames.js";
+export { EventFrames, editData, isDone, type StreamEvent } from "./events/event-frames.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {
   type HttpBodyLimits,
@@ -51,10 +43,12 @@ export {
 export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./json/json-pieces.js";
 export {
   editMembers,
+  editText,
   JsonValueEnd,
   listElements,
   type MemberEdits,
   rawMember,
+  type TextEdit,
+  TOP_LEVEL_MEMBERS,
   timesNamed,
 } from "./json/json-reader.js";
-export { TOP_LEVEL_MEMBERS } from "./json/json-scan.js";

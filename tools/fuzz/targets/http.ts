@@ -13,7 +13,7 @@ import {
 } from "../../../packages/fleet/src/request/generation-request.js";
 import { EventFrames } from "../../../packages/http/src/events/event-frames.js";
 import { type ParsedPieces, parseJsonPieces } from "../../../packages/http/src/json/json-pieces.js";
-import { JsonScan } from "../../../packages/http/src/json/json-scan.js";
+import { JsonScan } from "../../../packages/http/src/json/json-reader.js";
 import {
   checkRemotePrefillParams,
   parseTransferParams,

@@ -4,7 +4,7 @@ import { KvError } from "@kv/interface";
 import { overloaded } from "../answers/overloaded.js";
 import { shortened } from "../answers/shown-value.js";
 import { AT_ONCE_BYTES } from "../json/json-pieces.js";
-import { type JsonLimits, JsonScan } from "../json/json-scan.js";
+import { type JsonLimits, JsonScan } from "../json/json-reader.js";
 import { ByteCollector } from "./byte-collector.js";
 
 /** Limits of one body. */

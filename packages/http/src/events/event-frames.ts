@@ -1,4 +1,5 @@
-import { ByteCollector } from "../bodies/byte-collector.js";
+import { asBuffer, ByteCollector } from "../bodies/byte-collector.js";
+import { editText, type TextEdit } from "../json/json-reader.js";
 
 /** A whole server-sent event, or comments and other fields between events. */
 export interface StreamEvent {
@@ -120,26 +121,12 @@ export class EventFrames {
   }
 }
 
-/** The bytes, not copied. */
-export function asBuffer(bytes: Uint8Array): Buffer {
-  return Buffer.isBuffer(bytes)
-    ? bytes
-    : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-}
-
 /** Position of the next CR or LF; -1 where there is none. */
 function lineEnd(bytes: Buffer, from: number, hasCr: boolean): number {
   if (!hasCr) return bytes.indexOf(LF, from);
   for (let at = from; at < bytes.length; at += 1)
     if (bytes[at] === LF || bytes[at] === CR) return at;
   return -1;
-}
-
-/** A part of a text that another text takes the place of. */
-export interface TextEdit {
-  readonly start: number;
-  readonly end: number;
-  readonly text: string;
 }
 
 /** The bytes of an event with its data edited, and all other bytes as they came. */
@@ -153,18 +140,4 @@ export function editData(event: StreamEvent, edits: readonly TextEdit[]): Buffer
       return edited;
     });
   return Buffer.from(lines, "latin1");
-}
-
-/** `at`: the position of `text` in what the edits are for. */
-export function editText(text: string, edits: readonly TextEdit[], at = 0): string {
-  let edited = "";
-  let from = 0;
-  for (const edit of edits) {
-    const [start, end] = [edit.start - at, edit.end - at];
-    if (end < 0 || start > text.length) continue;
-    edited += text.slice(from, Math.max(from, start));
-    from = Math.min(end, text.length);
-    if (end <= text.length) edited += edit.text;
-  }
-  return edited + text.slice(from);
 }

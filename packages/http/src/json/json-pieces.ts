@@ -1,6 +1,6 @@
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import { asBuffer } from "../events/event-frames.js";
+import { asBuffer } from "../bodies/byte-collector.js";
 import {
   BACKSLASH,
   COLON,

@@ -1,4 +1,10 @@
-import type { MemberEdits } from "./member-editor.js";
+/**
+ * Gives the JSON text that takes the place of a member's value, of which `value` is the JSON text.
+ */
+export type ValueEdit = (value: string) => string | Promise<string>;
+
+/** Edits by the names of members. `null`: the value becomes `null`, however long it is. */
+export type MemberEdits = Readonly<Record<string, ValueEdit | null>>;
 
 /**
  * Where a member of an answer comes from when P computed the prompt. `decode`: D, which has it
