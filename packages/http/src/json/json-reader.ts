@@ -5,9 +5,9 @@ export const COMMA = 0x2c;
 export const COLON = 0x3a;
 export const BACKSLASH = 0x5c;
 export const OPEN_LIST = 0x5b;
-export const CLOSE_LIST = 0x5d;
+const CLOSE_LIST = 0x5d;
 export const OPEN_OBJECT = 0x7b;
-export const CLOSE_OBJECT = 0x7d;
+const CLOSE_OBJECT = 0x7d;
 
 /**
  * Walks through the structure of a JSON text that comes in pieces, as a string or as bytes, and
