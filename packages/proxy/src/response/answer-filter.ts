@@ -8,7 +8,13 @@ import {
   type StreamEvent,
   type TextEdit,
 } from "@kv/http";
-import { EDITED_MEMBERS, hidingEdits, LEFT_OUT, type MemberEdits } from "./answer-members.js";
+import {
+  EDITED_MEMBERS,
+  HIDDEN,
+  HIDDEN_OR_LEFT_OUT,
+  LEFT_OUT,
+  type MemberEdits,
+} from "./answer-members.js";
 import { type CachedTokens, cachedTokensEdit } from "./cached-tokens.js";
 import { StreamRules } from "./stream-rules.js";
 
@@ -45,7 +51,7 @@ export class AnswerFilter {
     this.#events = eventStream ? new EventFrames("latin1") : undefined;
     this.#rules = eventStream && status === 200 ? new StreamRules(endpoint, onePart) : undefined;
     // Events of streams have no member that is left out.
-    const hiding = hidingEdits(kvFromPrefill && !eventStream);
+    const hiding = kvFromPrefill && !eventStream ? HIDDEN_OR_LEFT_OUT : HIDDEN;
     const isCounted = cachedTokens !== undefined && status === 200;
     const edits = isCounted ? { usage: cachedTokensEdit(cachedTokens), ...hiding } : hiding;
     this.#editor = new MemberEditor(edits);

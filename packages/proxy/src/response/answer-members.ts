@@ -51,19 +51,16 @@ export const LEFT_OUT = namesOf("left-out");
 
 const nulled = (names: readonly string[]): MemberEdits =>
   Object.fromEntries(names.map((name) => [name, null]));
-const ALWAYS = nulled(DROPPED);
-const KV_FROM_PREFILL = nulled([...DROPPED, ...LEFT_OUT]);
+/** What clients do not get of an answer. */
+export const HIDDEN = nulled(DROPPED);
+/** The same where P computed the prompt. */
+export const HIDDEN_OR_LEFT_OUT = nulled([...DROPPED, ...LEFT_OUT]);
 
 /** Finds a member that some clients get with another value, up to its value. */
 export const EDITED_MEMBERS = new RegExp(
   `"(usage|${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?=\\S)`,
   "g",
 );
-
-/** What clients do not get of an answer. */
-export function hidingEdits(kvFromPrefill: boolean): MemberEdits {
-  return kvFromPrefill ? KV_FROM_PREFILL : ALWAYS;
-}
 
 /**
  * A parsed answer, or an event, without what clients do not get. Adds the names of what it should
