@@ -39,7 +39,7 @@ test("for any object and indentation, members parse to their values, and an edit
       const members = topLevelMembers(text);
       expect(members.map((member) => member.key)).toEqual(Object.keys(parsed));
       for (const member of members) {
-        expect(JSON.parse(member.value)).toEqual(parsed[member.key]);
+        expect(JSON.parse(text.slice(member.valueStart, member.end))).toEqual(parsed[member.key]);
       }
       const edited = JSON.parse(editMembers(text, { set: { [key]: '{"edited":true}' } })) as object;
       const expected = new Map([...Object.entries(parsed), [key, { edited: true }]]);

@@ -155,13 +155,15 @@ export class JsonValueEnd {
   }
 }
 
-/** A member of a JSON object, as it was written. */
+/** A member of a JSON object, by its positions in the object's text. */
 export interface JsonMember {
   readonly key: string;
-  /** JSON text. */
-  readonly value: string;
-  /** The key, the colon and the value. */
-  readonly text: string;
+  /** Position of the key's opening quote. */
+  readonly start: number;
+  /** Position after the colon. */
+  readonly valueStart: number;
+  /** Position of the comma or bracket after the value. */
+  readonly end: number;
 }
 
 /**
@@ -173,19 +175,16 @@ export function topLevelMembers(text: string): JsonMember[] {
   const reader = new JsonReader();
   let stringStart = 0;
   let start = 0;
-  let key: string | undefined;
   let valueStart = 0;
   for (let at = reader.next(text, 0); at !== -1; at = reader.next(text, at + 1)) {
     if (reader.depth > 1) continue;
     if (reader.inString) stringStart = at;
     else if (reader.token === COLON) {
       start = stringStart;
-      key = keyOf(text.slice(start, at).trimEnd());
       valueStart = at + 1;
-    } else if (key !== undefined && (reader.token === COMMA || reader.depth === 0)) {
-      const value = text.slice(valueStart, at).trim();
-      members.push({ key, value, text: text.slice(start, at).trimEnd() });
-      key = undefined;
+    } else if (valueStart > 0 && (reader.token === COMMA || reader.depth === 0)) {
+      const key = keyOf(text.slice(start, valueStart - 1).trimEnd());
+      members.push({ key, start, valueStart, end: at });
     }
   }
   return members;
@@ -201,7 +200,8 @@ function keyOf(written: string): string {
  * as in `JSON.parse`.
  */
 export function rawMember(text: string, key: string): string | undefined {
-  return topLevelMembers(text).findLast((member) => member.key === key)?.value;
+  const member = topLevelMembers(text).findLast((candidate) => candidate.key === key);
+  return member && text.slice(member.valueStart, member.end).trim();
 }
 
 /** Changes of an object's members. */
@@ -217,11 +217,14 @@ export interface MemberEdits {
  * lose.
  */
 export function editMembers(text: string, { remove = [], set = {} }: MemberEdits): string {
-  const members = topLevelMembers(text)
-    .filter(({ key }) => !remove.includes(key) && !Object.hasOwn(set, key))
-    .map((member) => member.text);
-  for (const key in set) members.push(`${JSON.stringify(key)}:${set[key]}`);
-  return `{${members.join(",")}}`;
+  let members = "";
+  for (const { key, start, end } of topLevelMembers(text)) {
+    if (remove.includes(key) || Object.hasOwn(set, key)) continue;
+    members += `${members === "" ? "" : ","}${text.slice(start, end).trimEnd()}`;
+  }
+  for (const key in set)
+    members += `${members === "" ? "" : ","}${JSON.stringify(key)}:${set[key]}`;
+  return `{${members}}`;
 }
 
 /** How often a name is a key in a JSON text, at any depth. */

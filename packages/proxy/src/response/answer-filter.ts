@@ -196,8 +196,11 @@ export class MemberEditor {
    * behind its last edit.
    */
   passingLength(text: string, from: number): number {
-    const begin = this.#open === undefined ? text.slice(from).search(BEGIN_OF_MEMBER) : -1;
-    return begin === -1 ? text.length : from + begin;
+    // It has one quote or two.
+    const quote = text.lastIndexOf('"', text.lastIndexOf('"') - 1);
+    const searched = Math.max(from, quote);
+    const begin = this.#open === undefined ? text.slice(searched).search(BEGIN_OF_MEMBER) : -1;
+    return begin === -1 ? text.length : searched + begin;
   }
 
   /** The text has ended. Returns the value of a member that never ended, which an edit waits for. */

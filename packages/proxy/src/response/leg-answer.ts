@@ -58,13 +58,12 @@ export async function readLegAnswer(
   { endpoint, fields }: GenerationRequest,
   visit: Visit,
   answer: UpstreamAnswer,
-  traits: Pick<AnswerTraits, "onePart" | "kvFromPrefill">,
+  { onePart, kvFromPrefill }: Pick<AnswerTraits, "onePart" | "kvFromPrefill">,
   limitBytes: number,
 ): Promise<LegAnswer> {
   const { status, headers, body, discard } = answer;
   const { role, url } = visit.instance;
   const eventStream = isEventStream(answer);
-  const leg = { ...traits, visit, status, headers, eventStream, discard };
 
   const firstEvent = status === 200 && eventStream ? new FirstEvent(limitBytes) : undefined;
   const buffered = body.readBuffered(limitBytes);
@@ -80,12 +79,15 @@ export async function readLegAnswer(
   if (error !== undefined) {
     discard();
     return {
-      ...leg,
+      visit,
       status: error.status,
       headers: { ...changedBodyHeaders(headers), "content-type": "application/json" },
       eventStream: false,
+      onePart,
+      kvFromPrefill,
       held: Buffer.from(error.body),
       rest: undefined,
+      discard,
     };
   }
 
@@ -101,9 +103,19 @@ export async function readLegAnswer(
     if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
     if (first !== undefined && isDone(first))
       throw badAnswer(role, url, "answered 200 with a stream without choices");
-    if (!eventStream && complete) validateAnswer(endpoint, role, url, bytes, traits.onePart);
+    if (!eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
   }
-  return { ...leg, held: bytes, rest: complete ? undefined : body };
+  return {
+    visit,
+    status,
+    headers,
+    eventStream,
+    onePart,
+    kvFromPrefill,
+    held: bytes,
+    rest: complete ? undefined : body,
+    discard,
+  };
 }
 
 /**
