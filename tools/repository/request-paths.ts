@@ -89,7 +89,7 @@ const PROXIED_PULL: RequestPath = {
     {
       heading: "The proxy: a pulled request, from the socket to the answer",
       module: "proxy",
-      most: 18,
+      most: 19,
     },
   ],
   async start({ proxy: module }) {
@@ -124,7 +124,7 @@ const PROXIED_PULL: RequestPath = {
 /** kv-epp on a real socket: a gateway passes the head and the body of a request, and its answer. */
 const PICK: RequestPath = {
   modules: { epp: "packages/epp/src/index.ts" },
-  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 8 }],
+  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 9 }],
   async start({ epp: module }) {
     const { createPicker } = module as typeof import("@kv/epp");
     const picker = createPicker({

@@ -15,16 +15,16 @@ import {
   sendParserError,
   writeError,
 } from "./answers/error-response.js";
-import { parseBody } from "./bodies/json-pieces.js";
 import {
   BodyBudget,
   type BodyQueues,
-  type JsonLimits,
   type ReceivedBody,
   readJsonBody,
 } from "./bodies/read-body.js";
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
+import { parseBody } from "./json/json-pieces.js";
+import type { JsonLimits } from "./json/json-reader.js";
 
 /** Limits of connections and of the heads of requests. */
 export interface HttpConnectionLimits {

@@ -11,13 +11,11 @@ export { type ErrorAnswer, errorAnswer, errorEvent, sendError } from "./answers/
 export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
-export { ByteCollector } from "./bodies/byte-collector.js";
-export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
+export { asBuffer } from "./bodies/byte-collector.js";
 export {
   BodyBudget,
   IncomingBody,
   type ReceivedBody,
-  TOP_LEVEL_MEMBERS,
 } from "./bodies/read-body.js";
 export {
   Certificate,
@@ -31,6 +29,7 @@ export {
   RequestsInFlight,
 } from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
+export { EventFrames, editData, isDone, type StreamEvent } from "./events/event-frames.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {
   type HttpBodyLimits,
@@ -41,3 +40,15 @@ export {
   listen,
   type Turn,
 } from "./http-server.js";
+export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./json/json-pieces.js";
+export {
+  editMembers,
+  editText,
+  JsonValueEnd,
+  listElements,
+  type MemberEdits,
+  rawMember,
+  type TextEdit,
+  TOP_LEVEL_MEMBERS,
+  timesNamed,
+} from "./json/json-reader.js";

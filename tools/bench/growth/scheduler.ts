@@ -153,14 +153,15 @@ async function prefillSide(connector: ConnectorModule): Promise<Side> {
 function leases(): Table {
   const held = new Leases({ clock, extensionMs: (LEASE_MS * 2) / 3, onExpired() {} });
   return {
+    come: (number) =>
       held.grant({ wireId: `r-${number}`, expiresAtMs: clock.now() + LEASE_MS }, clock.now()),
-    go: (number) => void held.release(`r-$number`),
+    go: (number) => void held.release(`r-${number}`),
     close: () => held.close(),
   };
 }
 
 const engine = (number: number) => ({
-  engineId: `p-$number % ENGINES`,
+  engineId: `p-${number % ENGINES}`,
   host: "p",
   port: 5600,
   tpSize: 1,
@@ -178,9 +179,9 @@ function heartbeats(): Table {
   });
   return {
     come: (number) =>
-      sender.change([{ ...engine(number), begin: [{ requestId: `r-$number` }], end: [] }]),
+      sender.change([{ ...engine(number), begin: [{ requestId: `r-${number}` }], end: [] }]),
     go: (number) =>
-      sender.change([{ ...engine(number), begin: [], end: [{ requestId: `r-$number` }] }]),
+      sender.change([{ ...engine(number), begin: [], end: [{ requestId: `r-${number}` }] }]),
     close: () => sender.close(),
   };
 }
@@ -196,13 +197,13 @@ function matching(): Table {
   });
   return {
     come(number) {
-      const wireId = `cmpl-$number-0`;
+      const wireId = `cmpl-${number}-0`;
       const own = { ...engine(number), wireId, matchId: wireId, blockIds: BLOCK_IDS };
       const next = own as Partial<Registration> as Registration;
       if (matcher.find(next, "i").kind === "wait") matcher.wait(registrationKey(next), next);
     },
     go(number) {
-      const requestId = `cmpl-$number-0`;
+      const requestId = `cmpl-${number}-0`;
       const done = requests.finish({
         requestId,
         wireId: requestId,
@@ -212,7 +213,7 @@ function matching(): Table {
         promptBlockIds: BLOCK_IDS,
         expiresAtMs: 0,
       });
-      if (matcher.takeFor(done).length !== 1) throw new Error(`$requestIdhas no registration`);
+      if (matcher.takeFor(done).length !== 1) throw new Error(`${requestId} has no registration`);
       requests.end(done);
     },
     close: () => matcher.takeAll(),
@@ -231,7 +232,7 @@ const remembered =
     return {
       come(number) {
         nowMs += 1;
-        add(`r-$number`);
+        add(`r-${number}`);
       },
       go() {},
       close() {},

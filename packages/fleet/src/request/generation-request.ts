@@ -1,5 +1,5 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue } from "@kv/http";
+import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue, timesNamed } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
@@ -362,7 +362,7 @@ export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): v
     else if (value !== null) throw refusal(name);
     if (
       written?.repeated?.has(name) === true ||
-      (written !== undefined && timesNamed(written.text, name) > 1)
+      (written !== undefined && isNamedTwice(written.text, name))
     )
       throw new KvError("KV_REQUEST_INVALID", `${name} is given more than once`, {
         hint: `give ${name} once, or leave it out`,
@@ -389,22 +389,10 @@ function refusal(path: string): KvError {
   });
 }
 
-/** A string of a JSON text, and the colon behind a key. */
-const STRING = /"([^"\\]*(?:\\.[^"\\]*)*)"\s*(:?)/g;
-
-/**
- * How often a name is a key in a JSON text, at any depth; 1 at once where the text has it no second
- * time.
- */
-function timesNamed(text: string, name: string): number {
-  if (text.indexOf(name) === text.lastIndexOf(name) && !text.includes("\\u")) return 1;
-  let times = 0;
-  for (const [, written = "", colon] of text.matchAll(STRING)) {
-    if (colon === "") continue;
-    const key = written.includes("\\") ? (JSON.parse(`"${written}"`) as string) : written;
-    if (key === name) times += 1;
-  }
-  return times;
+/** Whether a name is a key twice, at any depth. Most texts have it once. */
+function isNamedTwice(text: string, name: string): boolean {
+  const mayBe = text.indexOf(name) !== text.lastIndexOf(name) || text.includes("\\u");
+  return mayBe && timesNamed(text, name) > 1;
 }
 
 /**

@@ -56,3 +56,10 @@ export class ByteCollector {
     this.#bytes = grown;
   }
 }
+
+/** The bytes, not copied. */
+export function asBuffer(bytes: Uint8Array): Buffer {
+  return Buffer.isBuffer(bytes)
+    ? bytes
+    : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+}

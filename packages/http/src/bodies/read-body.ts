@@ -3,18 +3,9 @@ import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import { overloaded } from "../answers/overloaded.js";
 import { shortened } from "../answers/shown-value.js";
+import { AT_ONCE_BYTES } from "../json/json-pieces.js";
+import { type JsonLimits, JsonScan } from "../json/json-reader.js";
 import { ByteCollector } from "./byte-collector.js";
-import { AT_ONCE_BYTES } from "./json-pieces.js";
-
-/** Limits of a JSON text, so that its parse takes little time and its values little memory. */
-export interface JsonLimits {
-  /** Objects and lists inside of one another. */
-  readonly bodyDepth: number;
-  /** Members of all objects, and all objects and lists. */
-  readonly bodyMembers: number;
-  /** Elements of all lists and members of all objects. */
-  readonly bodyValues: number;
-}
 
 /** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
@@ -31,7 +22,6 @@ export interface BodyQueues {
 
 export interface ReadBodyOptions {
   readonly limits: BodyLimits;
-  /** Takes every content type. */
   readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
   readonly queues: BodyQueues;
@@ -41,7 +31,6 @@ export interface ReadBodyOptions {
   readonly onAccepted?: (() => void) | undefined;
 }
 
-/** A body that has arrived. */
 export type ReceivedBody = Pick<IncomingBody, "take" | "share">;
 
 /** The bytes of one body while they come, within its limits and the memory for all bodies. */
@@ -70,7 +59,6 @@ export class IncomingBody {
     this.share = budget.open(client, refuse);
   }
 
-  /** Bytes that have come. */
   get lengthBytes(): number {
     return this.#lengthBytes;
   }
@@ -175,107 +163,6 @@ function tooLarge(limitBytes: number): KvError {
   });
 }
 
-/**
- * Members of the outermost object. vLLM's requests have about 80. Each part of a request that is
- * split has all of them.
- */
-export const TOP_LEVEL_MEMBERS = 1_000;
-
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
-const COMMA = 0x2c;
-const COLON = 0x3a;
-
-/**
- * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is
- * JSON, the parse decides. Its cost is a step for each byte outside of strings, spread over the
- * arrival of the body.
- */
-export class JsonScan {
-  readonly #limits: JsonLimits;
-  #inString = false;
-  #escaped = false;
-  #depth = 0;
-  #members = 0;
-  #topLevel = 0;
-  #values = 0;
-
-  constructor(limits: JsonLimits) {
-    this.#limits = limits;
-  }
-
-  /** Reads the next bytes. Errors: `KV_REQUEST_INVALID` above a limit. */
-  push(bytes: Uint8Array): void {
-    let at = this.#inString ? this.#endOfString(bytes, 0) : 0;
-    while (at < bytes.length) {
-      const byte = bytes[at];
-      at += 1;
-      if (byte === QUOTE) at = this.#endOfString(bytes, at);
-      else if (byte === COMMA) this.#value();
-      else if (byte === COLON) this.#member();
-      // [ and {, ] and }
-      else if (byte === 0x5b || byte === 0x7b) this.#open();
-      else if (byte === 0x5d || byte === 0x7d) this.#depth -= 1;
-    }
-  }
-
-  /**
-   * The position after the closing quote of the string that goes on at `from`; the length where it
-   * has not come.
-   */
-  #endOfString(bytes: Uint8Array, from: number): number {
-    let at = from;
-    for (;;) {
-      const quote = bytes.indexOf(QUOTE, at);
-      const end = quote === -1 ? bytes.length : quote;
-      let slashes = 0;
-      while (end - 1 - slashes >= at && bytes[end - 1 - slashes] === BACKSLASH) slashes += 1;
-      // A backslash at the end of the bytes before escapes the first one of these.
-      if (this.#escaped && end - slashes === at) slashes += 1;
-      const escaped = slashes % 2 === 1;
-      this.#escaped = quote === -1 && escaped;
-      this.#inString = quote === -1 || escaped;
-      if (quote === -1) return bytes.length;
-      at = quote + 1;
-      if (!escaped) return at;
-    }
-  }
-
-  #value(): void {
-    this.#values += 1;
-    const { bodyValues } = this.#limits;
-    if (this.#values > bodyValues) throw above("limits.bodyValues", bodyValues, "values");
-  }
-
-  #open(): void {
-    this.#depth += 1;
-    this.#members += 1;
-    const { bodyDepth, bodyMembers } = this.#limits;
-    if (this.#depth > bodyDepth)
-      throw above("limits.bodyDepth", bodyDepth, "levels of objects and lists");
-    if (this.#members > bodyMembers)
-      throw above("limits.bodyMembers", bodyMembers, "members and lists");
-  }
-
-  #member(): void {
-    this.#members += 1;
-    const { bodyMembers } = this.#limits;
-    if (this.#members > bodyMembers)
-      throw above("limits.bodyMembers", bodyMembers, "members and lists");
-    if (this.#depth !== 1) return;
-    this.#topLevel += 1;
-    if (this.#topLevel > TOP_LEVEL_MEMBERS)
-      throw above(undefined, TOP_LEVEL_MEMBERS, "top-level members");
-  }
-}
-
-function above(limit: string | undefined, count: number, what: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the body has more than ${count} ${what}`, {
-    hint: limit === undefined ? "send fewer" : `send fewer, or raise ${limit}`,
-    details: { limit: limit ?? "top-level members" },
-  });
-}
-
 export interface BodyBudgetOptions {
   /** Bytes of all bodies together. */
   readonly allBytes: number;
@@ -327,7 +214,6 @@ export class BodyBudget {
     if (share.arriving) this.#arriving.add(share);
   }
 
-  /** Gives the bytes of a share back. */
   give(share: BodyShare): void {
     this.#arriving.delete(share);
     this.#heldBytes -= share.heldBytes;
@@ -375,12 +261,10 @@ export class BodyShare {
     this.refuse = refuse;
   }
 
-  /** Bytes that are counted. */
   get heldBytes(): number {
     return this.#heldBytes;
   }
 
-  /** Whether more of the body may come. */
   get arriving(): boolean {
     return this.#arriving;
   }
@@ -395,13 +279,11 @@ export class BodyShare {
     this.#heldBytes += more;
   }
 
-  /** The whole body has come. */
   arrived(): void {
     this.#arriving = false;
     this.#budget.arrived(this);
   }
 
-  /** Gives the bytes back. */
   end(): void {
     if (this.#ended) return;
     this.#ended = true;

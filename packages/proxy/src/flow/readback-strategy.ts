@@ -1,12 +1,12 @@
 import { failureStage, type Instance } from "@kv/fleet";
 import type { KeptObject } from "@kv/fleet/front-end";
+import { editMembers } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import type { Readback } from "../readback/readback.js";
 import { type EndedTurn, readTurnAnswer } from "../readback/turn-answer.js";
 import type { Refusal } from "../readback/turn-refusal.js";
-import { editMembers } from "../request/json-members.js";
 import { KV_REQUEST_PULL, withFields } from "../request/leg-bodies.js";
 import type { LegAnswer, PrefillOutcome } from "../response/leg-answer.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
@@ -75,10 +75,10 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       : part;
     return {
       ...asking,
-      readAnswer: (answer, begin) => {
+      readAnswer: (answer) => {
         if (refusal === undefined) this.#readback.answering(answer.visit.instance);
         const ended = (turn: EndedTurn) => this.#readback.ended(asking, turn, refusal);
-        return readTurnAnswer(answer, begin, { hidesIds: asks, ended });
+        return readTurnAnswer(answer, { hidesIds: asks, ended });
       },
     };
   }

@@ -55,11 +55,8 @@ export interface Part {
   preferredDecode?: Instance | undefined;
   /** One of several prompts or copies of a request. */
   readonly isSplit?: boolean | undefined;
-  /**
-   * Reads an answer of its decode leg, of which `begin` has come, and returns what goes on to the
-   * client.
-   */
-  readonly readAnswer?: ((answer: LegAnswer, begin: Buffer) => LegAnswer) | undefined;
+  /** Reads an answer of its decode leg, and returns what goes on to the client. */
+  readonly readAnswer?: ((answer: LegAnswer) => LegAnswer) | undefined;
   /** Called when the prompt is computed, with the instance that did it. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
 }

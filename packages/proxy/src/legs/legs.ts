@@ -22,9 +22,9 @@ import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodi
 import {
   cachedTokensOf,
   endedVisit,
+  isEventStream,
   type LegAnswer,
   type PrefillOutcome,
-  readAnswerBegin,
   readLegAnswer,
   readPrefillAnswer,
   requireReadable,
@@ -272,19 +272,19 @@ export class Legs {
       try {
         answer = await this.#send(part, instance, span, body, use?.sent);
         requireReadable(instance.role, instance.url, answer);
-        const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
-        const expected = {
-          onePart: !whole,
-          streamed: request.fields.stream === true,
-          kvFromPrefill,
-        };
-        const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
+        const read = await readLegAnswer(
+          request,
+          withSpan(visit, span),
+          answer,
+          { onePart: !whole, kvFromPrefill },
+          limits.heldAnswerLengthBytes,
+        );
         if (read.status !== 200) use?.refused(answer.status);
-        const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
+        const legAnswer = part.readAnswer?.(read) ?? read;
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;
-          record.streamed = begin.eventStream;
+          record.streamed = isEventStream(answer);
         } else record.prefillMs = firstByteMs;
         span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         const lacksModel = this.#lacksModel(visit, legAnswer.status, failed.lacking);

@@ -8,11 +8,11 @@ import {
   readKvObject,
   TurnDigests,
 } from "@kv/fleet/front-end";
+import { editMembers } from "@kv/http";
 import { KvError, type Timer } from "@kv/interface";
 import type { Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import { sendRelease } from "../legs/release-blocks.js";
-import { editMembers } from "../request/json-members.js";
 import type { ObjectStore } from "./object-store.js";
 import type { EndedTurn } from "./turn-answer.js";
 import { type Refusal, scopeOf, turnRefusal } from "./turn-refusal.js";

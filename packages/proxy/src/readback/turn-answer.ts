@@ -1,8 +1,8 @@
 import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
-import { rawMember } from "../request/json-members.js";
-import { asBuffer } from "../response/event-stream.js";
+import { EventFrames, rawMember, type StreamEvent } from "@kv/http";
 import { isObject, type LegAnswer } from "../response/leg-answer.js";
+import { badAnswer } from "../upstream/upstream-errors.js";
 
 /** What a D says about a turn that has ended. */
 export interface EndedTurn {
@@ -22,38 +22,25 @@ export interface TurnAnswerOptions {
 }
 
 /**
- * Reads the token ids and the `kv_transfer_params` of D's answer as it passes. `begin`: the bytes
- * that D has sent first. Returns the answer for the client.
+ * Reads the token ids and the `kv_transfer_params` of D's answer as it passes. Returns the answer
+ * for the client.
  */
-export function readTurnAnswer(
-  answer: LegAnswer,
-  begin: Buffer,
-  options: TurnAnswerOptions,
-): LegAnswer {
-  if (answer.status !== 200) return answer;
-  const reader = new TurnReader(answer.visit.instance, options.ended);
-  const { hidesIds } = options;
-  if (!answer.eventStream && answer.rest === undefined) {
-    reader.read(begin.toString("latin1"));
-    return hidesIds
-      ? { ...answer, headers: changedBodyHeaders(answer.headers), held: hideIds(answer.held) }
-      : answer;
-  }
-  const lines = new TurnLines(reader, hidesIds);
-  const { rest } = answer;
-  if (rest === undefined) {
-    const held = Buffer.concat([lines.push(answer.held), lines.end()]);
-    return { ...answer, headers: changedBodyHeaders(answer.headers), held };
-  }
+export function readTurnAnswer(answer: LegAnswer, options: TurnAnswerOptions): LegAnswer {
+  const { status, held, rest } = answer;
+  if (status !== 200) return answer;
+  const reader = new TurnReader(answer, options);
+  const headers = options.hidesIds ? changedBodyHeaders(answer.headers) : answer.headers;
+  const begin = reader.push(held);
+  if (rest === undefined) return { ...answer, headers, held: Buffer.concat([begin, reader.end()]) };
   return {
     ...answer,
-    headers: changedBodyHeaders(answer.headers),
-    held: lines.push(answer.held),
+    headers,
+    held: begin,
     rest: {
       async next() {
         for (;;) {
           const { done, value } = await rest.next();
-          const passing = done === true ? lines.end() : lines.push(value);
+          const passing = done === true ? reader.end() : reader.push(value);
           if (passing.length > 0) return { done: false, value: passing };
           if (done === true) return { done, value: undefined };
         }
@@ -62,79 +49,47 @@ export function readTurnAnswer(
   };
 }
 
-/** The longest line that is read: the ids of a prompt of millions of tokens. */
-const MAX_LINE_BYTES = 64 * 1024 * 1024;
-const LF = 0x0a;
-
-/** The lines of a stream, or of an unstreamed answer in pieces. A line passes when it has ended. */
-class TurnLines {
-  readonly #reader: TurnReader;
-  readonly #hidesIds: boolean;
-  #held: Buffer[] = [];
-  #heldBytes = 0;
-
-  constructor(reader: TurnReader, hidesIds: boolean) {
-    this.#reader = reader;
-    this.#hidesIds = hidesIds;
-  }
-
-  /** Returns the lines that end in this chunk. */
-  push(chunk: Uint8Array): Buffer {
-    const bytes = asBuffer(chunk);
-    const end = bytes.lastIndexOf(LF) + 1;
-    if (end > 0) {
-      const lines = Buffer.concat([...this.#held, bytes.subarray(0, end)]);
-      this.#held = [];
-      this.#heldBytes = 0;
-      this.#hold(bytes.subarray(end));
-      return this.#pass(lines);
-    }
-    this.#hold(bytes);
-    return this.#heldBytes > MAX_LINE_BYTES ? this.end() : Buffer.alloc(0);
-  }
-
-  /** The stream has ended. Returns the line that was held. */
-  end(): Buffer {
-    const line = Buffer.concat(this.#held);
-    this.#held = [];
-    this.#heldBytes = 0;
-    return this.#pass(line);
-  }
-
-  #hold(bytes: Buffer): void {
-    if (bytes.length > 0) this.#held.push(bytes);
-    this.#heldBytes += bytes.length;
-  }
-
-  #pass(bytes: Buffer): Buffer {
-    for (const line of bytes.toString("latin1").split(/[\r\n]+/)) {
-      const text = line.startsWith("data:") ? line.slice("data:".length).trim() : line;
-      if (text.startsWith("{")) this.#reader.read(text);
-    }
-    return this.#hidesIds ? hideIds(bytes) : bytes;
-  }
-}
-
 type Fields = Readonly<Record<string, unknown>>;
 
 /**
- * Collects the token ids of one answer. All texts are read a character for each byte: what is read
- * has no others.
+ * Collects the token ids of one answer, whose events pass whole. All texts are read a character for
+ * each byte: what is read has no others.
  */
 class TurnReader {
-  readonly #instance: Instance;
-  readonly #ended: (turn: EndedTurn) => void;
+  readonly #answer: LegAnswer;
+  readonly #options: TurnAnswerOptions;
+  /** An unstreamed answer is one event, which ends with the answer. */
+  readonly #events = new EventFrames("latin1");
   #promptIds: readonly number[] = [];
   readonly #outputIds: number[] = [];
   #isDone = false;
 
-  constructor(instance: Instance, ended: (turn: EndedTurn) => void) {
-    this.#instance = instance;
-    this.#ended = ended;
+  constructor(answer: LegAnswer, options: TurnAnswerOptions) {
+    this.#answer = answer;
+    this.#options = options;
+  }
+
+  /** Returns what passes. Errors: `KV_PROXY_UPSTREAM_FAILED` for an event that is too long. */
+  push(chunk: Uint8Array): Buffer {
+    return this.#pass(this.#events.push(chunk));
+  }
+
+  /** The answer has ended. Returns what was held. */
+  end(): Buffer {
+    return this.#pass(this.#events.end());
+  }
+
+  #pass(events: readonly StreamEvent[]): Buffer {
+    const { eventStream, visit } = this.#answer;
+    const { problem } = this.#events;
+    if (problem !== undefined) throw badAnswer(visit.instance.role, visit.instance.url, problem);
+    for (const { bytes, data } of events) this.#read(eventStream ? data : bytes.toString("latin1"));
+    const bytes = Buffer.concat(events.map((event) => event.bytes));
+    return this.#options.hidesIds ? hideIds(bytes) : bytes;
   }
 
   /** Reads an event, or a whole answer. */
-  read(text: string): void {
+  #read(text: string): void {
     if (this.#isDone || !(text.includes("token_ids") || text.includes("kv_transfer_params")))
       return;
     let body: Fields;
@@ -153,8 +108,8 @@ class TurnReader {
     const params = paramsIn(body, text);
     if (params === undefined) return;
     this.#isDone = true;
-    this.#ended({
-      instance: this.#instance,
+    this.#options.ended({
+      instance: this.#answer.visit.instance,
       params,
       promptIds: this.#promptIds,
       outputIds: this.#outputIds,

@@ -6,9 +6,9 @@ import {
   type RequestBody,
   withLongMembers,
 } from "@kv/fleet/front-end";
+import { rawMember } from "@kv/http";
 import { systemClock, YieldingQueue } from "@kv/interface";
 import { expect, test } from "vitest";
-import { rawMember } from "./json-members.js";
 import {
   decodeBody,
   KV_REQUEST_PULL,

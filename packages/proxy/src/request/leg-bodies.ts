@@ -5,16 +5,13 @@ import {
   type RequestBody,
   withLongMembers,
 } from "@kv/fleet/front-end";
-import { shortened } from "@kv/http";
+import { editMembers, listElements, type MemberEdits, rawMember, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
-import { editMembers, type MemberEdits, rawMember } from "./json-members.js";
 
-/** One prompt and one copy of a client's request, with its place in the merged answer. */
+/** One prompt and one copy of a client's request, with their indices in the merged answer. */
 export interface RequestPart {
   readonly request: GenerationRequest;
-  /** Index of the prompt. */
   readonly prompt: number;
-  /** Index of the copy (`n`). */
   readonly copy: number;
 }
 
@@ -86,41 +83,6 @@ export function* splitRequest(
   return parts;
 }
 
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
-
-/**
- * The elements of a JSON list, as they are written. Yields after each piece. `list` must be valid.
- */
-function* listElements(list: Uint8Array, pieceBytes: number): Generator<undefined, Uint8Array[]> {
-  const elements: Uint8Array[] = [];
-  let depth = 0;
-  let isString = false;
-  let start = 1;
-  let pieceEnd = pieceBytes;
-  for (let at = 0; at < list.length; at += 1) {
-    if (at >= pieceEnd) {
-      pieceEnd = at + pieceBytes;
-      yield;
-    }
-    const byte = list[at];
-    if (isString) {
-      if (byte === BACKSLASH) at += 1;
-      else if (byte === QUOTE) isString = false;
-    } else if (byte === QUOTE) isString = true;
-    else if (byte === 0x5b || byte === 0x7b) depth += 1;
-    else if (byte === 0x2c || byte === 0x5d || byte === 0x7d) {
-      if (depth === 1 && byte !== 0x7d) {
-        elements.push(list.subarray(start, at));
-        start = at + 1;
-      }
-      if (byte !== 0x2c) depth -= 1;
-    }
-  }
-  return elements;
-}
-
-/** The text of an object with further members at its end. */
 function withMembers(text: string, members: readonly string[]): string {
   if (members.length === 0) return text;
   const before = text.slice(0, -1);
@@ -174,9 +136,8 @@ export const KV_REQUEST_PUSH =
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
 /**
- * The body of the prefill leg: one token, not streamed, without what concerns the answer alone,
- * with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of both
- * legs.
+ * The body of the prefill leg: one token, not streamed, without what concerns the answer alone.
+ * `kvTransferParams` (JSON text) make the worker keep the KV.
  */
 export function prefillBody(
   request: GenerationRequest,
@@ -220,10 +181,7 @@ function isNamedTool(choice: unknown): boolean {
   );
 }
 
-/**
- * The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote
- * them (JSON text). `requestId` is that of both legs.
- */
+/** The client's body, with `kvTransferParams` as the prefill worker wrote them (JSON text). */
 export function decodeBody(
   request: GenerationRequest,
   kvTransferParams: string,
@@ -264,7 +222,6 @@ export function withIdSuffix(request: GenerationRequest, suffix: string): Genera
   return withFields(request, { request_id: `${fields.request_id}${suffix}` });
 }
 
-/** The request with other values of some members of its body. */
 export function withFields(
   request: GenerationRequest,
   values: Readonly<Record<string, unknown>>,
@@ -281,7 +238,6 @@ export function withFields(
   };
 }
 
-/** The body of a leg whose instance computes both prompt and answer. */
 export function singleInstanceBody(request: GenerationRequest): RequestBody {
   return edited(request, { remove: ["kv_transfer_params"] });
 }

@@ -1,4 +1,10 @@
-import type { MemberEdits } from "./member-editor.js";
+/**
+ * Gives the JSON text that takes the place of a member's value, of which `value` is the JSON text.
+ */
+export type ValueEdit = (value: string) => string | Promise<string>;
+
+/** Edits by the names of members. `null`: the value becomes `null`, however long it is. */
+export type MemberEdits = Readonly<Record<string, ValueEdit | null>>;
 
 /**
  * Where a member of an answer comes from when P computed the prompt. `decode`: D, which has it
@@ -45,18 +51,16 @@ export const LEFT_OUT = namesOf("left-out");
 
 const nulled = (names: readonly string[]): MemberEdits =>
   Object.fromEntries(names.map((name) => [name, null]));
-const ALWAYS = nulled(DROPPED);
-const KV_FROM_PREFILL = nulled([...DROPPED, ...LEFT_OUT]);
-
-/** Finds a member that some clients do not get. */
-export const HIDDEN = new RegExp(
-  `"(?:${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?!null|\\s)`,
-);
-
 /** What clients do not get of an answer. */
-export function hidingEdits(kvFromPrefill: boolean): MemberEdits {
-  return kvFromPrefill ? KV_FROM_PREFILL : ALWAYS;
-}
+export const HIDDEN = nulled(DROPPED);
+/** The same where P computed the prompt. */
+export const HIDDEN_OR_LEFT_OUT = nulled([...DROPPED, ...LEFT_OUT]);
+
+/** Finds a member that some clients get with another value, up to its value. */
+export const EDITED_MEMBERS = new RegExp(
+  `"(usage|${[...DROPPED, ...LEFT_OUT].join("|")})"\\s*:\\s*(?=\\S)`,
+  "g",
+);
 
 /**
  * A parsed answer, or an event, without what clients do not get. Adds the names of what it should

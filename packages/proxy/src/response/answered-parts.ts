@@ -4,7 +4,7 @@ import type { LegAnswer } from "./leg-answer.js";
 
 /** A part of a client's request, with the begin of its answer. */
 export interface AnsweredPart extends RequestPart {
-  /** The part's own request id. */
+  /** Its own. */
   readonly requestId: string;
   readonly deadline: Deadline;
   readonly answer: LegAnswer;

@@ -1,4 +1,4 @@
-import type { ValueEdit } from "./member-editor.js";
+import type { ValueEdit } from "./answer-members.js";
 import type { Usage } from "./sum-usage.js";
 
 /** The tokens of the prompt that P had cached; undefined where P did not say so. */

@@ -9,14 +9,13 @@ import {
   LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
+import { isDone, rawMember } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
-import { rawMember } from "../request/json-members.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
-import { HIDDEN } from "./answer-members.js";
-import { FirstEvent, streamedError } from "./event-stream.js";
+import { FirstEvent, streamedError } from "./stream-rules.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -28,7 +27,6 @@ export interface LegAnswer extends AnswerTraits {
   /** Whoever passes the answer on ends the visit. */
   readonly visit: Visit;
   readonly headers: UpstreamAnswer["headers"];
-  /** The first bytes of the body. */
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
   readonly rest: AsyncIterator<Uint8Array, undefined> | undefined;
@@ -40,112 +38,73 @@ export interface LegAnswer extends AnswerTraits {
   discard(): void;
 }
 
-/** The client's end of a request, to which an answer is written. */
 export interface AnswerTarget {
   readonly requestId: string;
   readonly request: GenerationRequest;
   readonly deadline: Deadline;
   readonly record: RequestRecord;
   readonly response: ServerResponse;
-  /**
-   * True when the head of the answer has left, and the answer is an event stream. A failure is then
-   * reported as an event.
-   */
+  /** The head of an event stream has left: a failure is now reported as an event. */
   eventStreamStarted: boolean;
-}
-
-/** The head and first bytes of an answer, before they are checked. */
-export interface AnswerBegin {
-  readonly answer: UpstreamAnswer;
-  readonly eventStream: boolean;
-  readonly bytes: Buffer;
-  /** Whether `bytes` is all of the body. */
-  readonly complete: boolean;
-  /** Of a stream with status 200. */
-  readonly firstEvent: FirstEvent | undefined;
 }
 
 /**
  * Reads of a stream as much as tells whether its first event is an error, of another answer at most
- * `limitBytes`. Rejects with the error of the body.
+ * `limitBytes`, and checks it: status 200 promises an answer, so an empty one, or one without
+ * choices, is a failure. A stream whose first event is an error becomes an error answer.
+ * Errors: that of the body, `KV_PROXY_UPSTREAM_FAILED`.
  */
-export async function readAnswerBegin(
-  answer: UpstreamAnswer,
-  limitBytes: number,
-): Promise<AnswerBegin> {
-  const { status, headers, body } = answer;
-  const eventStream = isEventStream(headers["content-type"]);
-  const buffered = body.readBuffered(limitBytes);
-  if (!eventStream || status !== 200) {
-    const begin = buffered ?? (await body.readLimited(limitBytes));
-    return { answer, eventStream, ...begin, firstEvent: undefined };
-  }
-  const firstEvent = new FirstEvent(limitBytes);
-  if (buffered !== undefined) firstEvent.push(buffered.bytes);
-  const begin =
-    buffered ??
-    (await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
-  if (begin.complete) firstEvent.end();
-  return { answer, eventStream, ...begin, firstEvent };
-}
-
-/** What a request lets expect of its answer. */
-export interface AnswerExpected {
-  /** The leg had one prompt and one copy. */
-  readonly onePart: boolean;
-  /** The request asked for a stream. */
-  readonly streamed: boolean;
-  /** P computed the prompt. */
-  readonly kvFromPrefill: boolean;
-}
-
-/**
- * Checks the begin of an answer: status 200 promises one, so an empty one, or one without choices,
- * is a failure. A stream whose first event is an error becomes an error answer. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`.
- */
-export function readLegAnswer(
-  endpoint: Endpoint,
+export async function readLegAnswer(
+  { endpoint, fields }: GenerationRequest,
   visit: Visit,
-  { answer, eventStream, bytes, complete, firstEvent }: AnswerBegin,
-  { onePart, streamed, kvFromPrefill }: AnswerExpected,
-): LegAnswer {
-  const { status, headers, discard } = answer;
+  answer: UpstreamAnswer,
+  { onePart, kvFromPrefill }: Pick<AnswerTraits, "onePart" | "kvFromPrefill">,
+  limitBytes: number,
+): Promise<LegAnswer> {
+  const { status, headers, body, discard } = answer;
   const { role, url } = visit.instance;
-  const error = firstEvent?.kind === "error" ? streamedError(firstEvent.data) : undefined;
+  const eventStream = isEventStream(answer);
+
+  const firstEvent = status === 200 && eventStream ? new FirstEvent(limitBytes) : undefined;
+  const buffered = body.readBuffered(limitBytes);
+  if (buffered !== undefined) firstEvent?.push(buffered.bytes);
+  const { bytes, complete } =
+    buffered ??
+    (firstEvent === undefined
+      ? await body.readLimited(limitBytes)
+      : await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
+  if (complete) firstEvent?.end();
+  const first = firstEvent?.event;
+  const error = first === undefined ? undefined : streamedError(first);
   if (error !== undefined) {
     discard();
-    const held = Buffer.from(error.body);
-    const errorHeaders = { ...changedBodyHeaders(headers), "content-type": "application/json" };
-    const { status } = error;
     return {
       visit,
-      status,
-      headers: errorHeaders,
+      status: error.status,
+      headers: { ...changedBodyHeaders(headers), "content-type": "application/json" },
       eventStream: false,
       onePart,
       kvFromPrefill,
-      held,
+      held: Buffer.from(error.body),
       rest: undefined,
       discard,
     };
   }
-  if (status === 200 && eventStream !== streamed) {
-    const type = eventStream ? "an event stream" : "no event stream";
-    throw badAnswer(
-      role,
-      url,
-      `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`,
-    );
-  }
-  if (status === 200 && bytes.length === 0)
-    throw badAnswer(role, url, "answered 200 with an empty body");
-  if (firstEvent?.kind === "done")
-    throw badAnswer(role, url, "answered 200 with a stream without choices");
-  if (status === 200 && !eventStream && complete)
-    validateAnswer(endpoint, role, url, bytes, onePart);
+
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
-  const rest = complete ? undefined : answer.body;
+  if (status === 200) {
+    const [got, asked] = eventStream ? ["an", "none"] : ["no", "one"];
+    if (eventStream !== (fields.stream === true))
+      throw badAnswer(
+        role,
+        url,
+        `answered 200 with ${got} event stream, where ${asked} was requested`,
+      );
+    if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
+    if (first !== undefined && isDone(first))
+      throw badAnswer(role, url, "answered 200 with a stream without choices");
+    if (!eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
+  }
   return {
     visit,
     status,
@@ -154,7 +113,7 @@ export function readLegAnswer(
     onePart,
     kvFromPrefill,
     held: bytes,
-    rest,
+    rest: complete ? undefined : body,
     discard,
   };
 }
@@ -175,11 +134,8 @@ export function requireReadable(
   throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
-/** Whether a `content-type` is that of server-sent events. */
-function isEventStream(contentType: string | string[] | undefined): boolean {
-  return (
-    typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream")
-  );
+export function isEventStream({ headers }: UpstreamAnswer): boolean {
+  return /^text\/event-stream/i.test(String(headers["content-type"]));
 }
 
 /**
@@ -199,7 +155,6 @@ export async function readChunk(
   return value;
 }
 
-/** A visit that has ended already. */
 export function endedVisit(instance: Instance): Visit {
   return { instance, succeeded() {}, abandoned() {}, failed() {} };
 }
@@ -234,7 +189,6 @@ function validateAnswer(
     throw badAnswer(role, url, `answered 200 without ${named}`);
 }
 
-/** Checks the choices of a complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
 export function validateChoices(role: Role, url: string, body: unknown, onePart: boolean): void {
   const { choices } = (body ?? {}) as { choices?: unknown };
   if (!Array.isArray(choices) || choices.length === 0)
@@ -252,12 +206,10 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
     throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
 }
 
-/** Whether a value is an object, and no list. */
 export function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** How a prefill leg ended. */
 export type PrefillOutcome = PrefilledKv | PrefillWithoutKv | PrefillError;
 
 /** The prompt is computed, and a decode worker can get its KV. */
@@ -266,7 +218,6 @@ export interface PrefilledKv {
   readonly instance: Instance;
   /** JSON text of the parameters by which a decode worker finds the KV. */
   readonly kvTransferParams: string;
-  /** The whole answer. */
   readonly fields: Fields;
   /** When the answer was there, on the proxy's clock. The lease of the blocks began before. */
   readonly atMs: number;
@@ -298,17 +249,18 @@ export function readPrefillAnswer(
   const { url } = instance;
   const { status, headers, discard } = answer;
   if (status >= 400) {
-    const visit = endedVisit(instance);
-    const error = {
-      visit,
+    const read = {
+      visit: endedVisit(instance),
       status,
       headers,
       eventStream: false,
       onePart: true,
+      kvFromPrefill: false,
       held: body,
       rest: undefined,
+      discard,
     };
-    return { kind: "error", instance, answer: { ...error, kvFromPrefill: false, discard } };
+    return { kind: "error", instance, answer: read };
   }
   if (status !== 200)
     throw badAnswer(
@@ -394,10 +346,9 @@ export function drained(
 }
 
 /**
- * Writes one instance's answer to the client, byte for byte and no faster than the client reads,
- * and ends the visit. Returns the failure that the instance reported in its stream: the client has
- * received it, and the request counts as failed. An answer that breaks off is an error. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * Writes one instance's answer to the client, no faster than the client reads, and ends the visit.
+ * Returns the failure that the instance reported in its stream: the client has received it, and the
+ * request counts as failed. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
   client: AnswerTarget,
@@ -405,23 +356,17 @@ export async function streamResponse(
   stallMs: number,
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
-  const { visit, rest, eventStream, cachedTokens, held } = answer;
+  const { visit, rest, eventStream, held } = answer;
   const { role, url } = visit.instance;
-  const isPlain =
-    rest === undefined &&
-    !eventStream &&
-    cachedTokens === undefined &&
-    !HIDDEN.test(held.toString("latin1"));
-  const filter = isPlain ? undefined : new AnswerFilter(client.request.endpoint, answer);
+  const filter = new AnswerFilter(client.request.endpoint, answer);
   let lengthBytes = 0;
 
   async function write(chunk: Uint8Array): Promise<void> {
     lengthBytes += chunk.byteLength;
     if (chunk.byteLength > 0 && !response.write(chunk)) await drained(response, deadline, stallMs);
   }
-  /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the answer. */
   function requireNoProblem(): void {
-    if (filter?.problem !== undefined) throw badAnswer(role, url, filter.problem);
+    if (filter.problem !== undefined) throw badAnswer(role, url, filter.problem);
   }
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
@@ -435,12 +380,11 @@ export async function streamResponse(
   try {
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
-    const first = filter?.push(held) ?? held;
-    let passing = first instanceof Promise ? await first : first;
-    if (filter !== undefined && filter.leftOut.length > 0)
-      headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
+    let passing = await filter.push(held);
+    if (filter.leftOut.length > 0) headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
     if (rest === undefined) {
-      if (filter !== undefined) passing = Buffer.concat([passing, await filter.end()]);
+      const last = await filter.end();
+      if (last.length > 0) passing = Buffer.concat([passing, last]);
       // Nothing has left yet, so a problem can still be answered with an error status.
       requireNoProblem();
       lengthBytes = passing.length;
@@ -459,16 +403,15 @@ export async function streamResponse(
       requireNoProblem();
       let chunk = await readChunk(answer, deadline, stallMs);
       while (chunk !== undefined) {
-        const edited = filter?.push(chunk) ?? chunk;
-        await write(edited instanceof Promise ? await edited : edited);
+        await write(await filter.push(chunk));
         requireNoProblem();
         chunk = await readChunk(answer, deadline, stallMs);
       }
-      if (filter !== undefined) await write(await filter.end());
+      await write(await filter.end());
       requireNoProblem();
       response.end();
     }
-    const reported = filter?.failed
+    const reported = filter.failed
       ? badAnswer(role, url, "reported a failure in the middle of its stream")
       : undefined;
     if (reported !== undefined) visit.failed(reported);

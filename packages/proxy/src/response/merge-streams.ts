@@ -1,11 +1,11 @@
 import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
+import { EventFrames, isDone, type StreamEvent } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { withCachedTokens } from "./cached-tokens.js";
-import { EventReader, isDone } from "./event-stream.js";
 import { type AnswerTarget, drained, isObject, readChunk } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
@@ -78,7 +78,7 @@ class StreamMerge {
     const { limits, timeouts } = this.#settings;
     const { answer } = part;
     const { url } = answer.visit.instance;
-    const reader = new EventReader(limits.eventLengthBytes);
+    const events = new EventFrames("utf8", limits.eventLengthBytes);
     const state: PartState = {
       part,
       index,
@@ -89,21 +89,23 @@ class StreamMerge {
     await this.#turns.turn();
     let chunk: Uint8Array | undefined = answer.held;
     while (chunk !== undefined) {
-      for (const { data } of reader.push(chunk)) await this.#passEvent(state, data);
-      if (reader.problem !== undefined) throw badAnswer("decode", url, reader.problem);
+      for (const event of events.push(chunk)) await this.#passEvent(state, event);
+      if (events.problem !== undefined) throw badAnswer("decode", url, events.problem);
       chunk = await readChunk(answer, part.deadline, timeouts.stallMs);
     }
-    for (const { data } of reader.end()) await this.#passEvent(state, data);
+    for (const event of events.end()) await this.#passEvent(state, event);
     if (!state.isDone) throw badAnswer("decode", url, "ended its stream without [DONE]");
     if (!state.hasChoice) throw badAnswer("decode", url, "ended its stream without a choice");
   }
 
-  async #passEvent(state: PartState, data: string): Promise<void> {
+  async #passEvent(state: PartState, event: StreamEvent): Promise<void> {
+    const { data } = event;
+    if (data === "") return;
     const { part, index } = state;
     const { url } = part.answer.visit.instance;
     if (state.isDone)
       throw badAnswer("decode", url, "sent more after the last event of its stream");
-    if (isDone(data)) {
+    if (isDone(event)) {
       state.isDone = true;
       return;
     }

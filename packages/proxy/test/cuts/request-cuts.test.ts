@@ -1,8 +1,8 @@
 import { setImmediate as turn } from "node:timers/promises";
-import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+
 import { rawClient } from "@kv/testing/http/raw-client";
 import { expect, test, vi } from "vitest";
-import { runProxy, upstream } from "../support/set-up.js";
+import { runPair } from "../support/set-up.js";
 import { ALL, cutAt, everyByte, randomCuts, UNCUT } from "./cuts.js";
 
 const LIMITS = { bodyLengthBytes: 150, bodyDepth: 3, bodyMembers: 30, bodyValues: 20 };
@@ -36,8 +36,7 @@ test.each([
   ],
   ["more than one limit, the length first", 413, `{"prompt":"${"a".repeat(200)}","x":[[[[]]]]}`],
 ])("%s is answered %i wherever its body is cut", async (_what, status, text) => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], limits: LIMITS });
+  const { p, d, url } = await runPair({}, { limits: LIMITS });
   const bytes = Buffer.from(text);
   const whole = await postPieces(url, UNCUT(bytes));
   expect(whole).toContain(`HTTP/1.1 ${status} `);

@@ -8,7 +8,7 @@ import {
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
   const [p, d1, d2] = [await upstream(prefill), await upstream(decodeOk), await upstream(decodeOk)];
@@ -89,21 +89,20 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
 test("a decode instance with requests in flight computes few prompts a second, also short ones", async () => {
   const clock = manualClock();
   const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
-  const p = await upstream(({ response }) => {
-    clock.advance(1000);
-    response.writeHead(200, { "content-type": "application/json" }).end(answer);
-  });
   let decoding = () => {};
-  const d = await upstream((request) => {
-    if (request.json.user !== "held") return decodeOk(request);
-    decoding = () => void decodeOk(request);
-  });
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    disaggregateAbove: 100,
-    clock,
-  });
+  const { p, d, url } = await runPair(
+    {
+      p: ({ response }) => {
+        clock.advance(1000);
+        response.writeHead(200, { "content-type": "application/json" }).end(answer);
+      },
+      d: (request) => {
+        if (request.json.user !== "held") return decodeOk(request);
+        decoding = () => void decodeOk(request);
+      },
+    },
+    { disaggregateAbove: 100, clock },
+  );
   const send = async (prompt: readonly number[], user = "") => {
     expect((await post(`${url}/v1/completions`, { prompt, user })).status).toBe(200);
     return prompts(p);
@@ -139,13 +138,13 @@ test("a decode instance that fails alone is replaced by another; prompt log prob
 
 test("the copies of a long prompt begin as fast as their bodies leave, and not all at once", async () => {
   let [most, answered] = [0, 0];
-  const p = await upstream((seen) => {
-    most = Math.max(most, proxy.status().prefillers[0]?.in_flight ?? 0);
-    answered += 1;
-    prefillOk(seen);
+  const { url, proxy } = await runPair({
+    p: (seen) => {
+      most = Math.max(most, proxy.status().prefillers[0]?.in_flight ?? 0);
+      answered += 1;
+      prefillOk(seen);
+    },
   });
-  const d = await upstream(decodeOk);
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a".repeat(200_000), n: 64 });
   expect([response.status, answered]).toEqual([200, 64]);
   expect(most).toBeLessThan(32);

@@ -13,13 +13,11 @@ import {
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { legsAt } from "../support/releases.js";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 test("an error of the prefill instance keeps its status and body, and no decode instance is asked", async () => {
   const error = { error: { message: "too long", type: "BadRequestError", param: null, code: 400 } };
-  const p = await upstream(({ response }) => sendJson(response, error, 400));
-  const d = await upstream(decodeOk);
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { d, url, proxy } = await runPair({ p: ({ response }) => sendJson(response, error, 400) });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, await response.json()]).toEqual([400, error]);
   expect(d.seen).toHaveLength(0);
@@ -123,9 +121,9 @@ test.each([
   [500, 2],
   [503, 1],
 ])("a %i of the only decode instance is the answer, after %i tries", async (status, tries) => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendJson(response, loadFailed, status));
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url, proxy } = await runPair({
+    d: ({ response }) => sendJson(response, loadFailed, status),
+  });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, await response.json()]).toEqual([status, loadFailed]);
   expect([p, d].map(legsAt)).toEqual([tries, tries]);
@@ -164,13 +162,13 @@ test.each([
 ])(
   "a stream that begins (after %j) with an error is answered with the error's code",
   async (before, end) => {
-    const p = await upstream(prefillOk);
-    const d = await upstream(({ response }) => {
-      response.writeHead(200, { "content-type": "text/event-stream" });
-      response.write(`${before}data: {"error": {"message": "KV lo`);
-      response.end(`ad failed", "code": 500}}${end}${end}data: [DONE]${end}${end}`);
+    const { url } = await runPair({
+      d: ({ response }) => {
+        response.writeHead(200, { "content-type": "text/event-stream" });
+        response.write(`${before}data: {"error": {"message": "KV lo`);
+        response.end(`ad failed", "code": 500}}${end}${end}data: [DONE]${end}${end}`);
+      },
     });
-    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
     const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
     expect(response.headers.get("content-type")).toBe("application/json");
     expect(await errorOf(response)).toMatchObject({ status: 500, message: "KV load failed" });
@@ -207,13 +205,12 @@ test.each([
 ])(
   "parameters that would stop a decode engine (%s) are a 502 and reach none",
   async (_what, params) => {
-    const p = await upstream(
-      ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
-    );
-    const d = await upstream(decodeOk);
     // The policy is for a prefill instance that has no KV, not for one whose parameters are invalid.
     const policy = { missingKv: "decode-computes" } as const;
-    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
+    const { d, url } = await runPair(
+      { p: ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`) },
+      { policy },
+    );
     const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
     expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
     expect(error.message).toContain("no decode worker could use: kv_transfer_params: remote_");
@@ -326,9 +323,7 @@ test.each([
 test.each(["data: [DONE]\n\n", ": ping\n\ndata: [DONE]\r\n\r\n"])(
   "a stream that only has an end (%j) is a 502, for one prompt and for two",
   async (text) => {
-    const p = await upstream(prefillOk);
-    const d = await upstream(({ response }) => sendStream(response, text));
-    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const { url } = await runPair({ d: ({ response }) => sendStream(response, text) });
     for (const prompt of ["a", ["a", "b"]]) {
       const error = await errorOf(await post(`${url}/v1/completions`, { prompt, stream: true }));
       expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
@@ -340,11 +335,9 @@ test.each([
   ["without a choice", '{"choices":[],"usage":{}}'],
   ["with a choice that is none", '{"choices":[null]}'],
 ])("a stream %s is a 502, for one prompt and for two", async (_what, data) => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) =>
-    sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`),
-  );
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runPair({
+    d: ({ response }) => sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`),
+  });
   for (const prompt of ["a", ["a", "b"]]) {
     const error = await errorOf(await post(`${url}/v1/completions`, { prompt, stream: true }));
     expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
@@ -353,10 +346,8 @@ test.each([
 });
 
 test("two choices in a part's stream fail the request", async () => {
-  const p = await upstream(prefillOk);
   const text = 'data: {"choices":[{"index":0},{"index":1}]}\n\ndata: [DONE]\n\n';
-  const d = await upstream(({ response }) => sendStream(response, text));
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runPair({ d: ({ response }) => sendStream(response, text) });
   const error = await errorOf(
     await post(`${url}/v1/completions`, { prompt: ["a", "b"], stream: true }),
   );
@@ -366,9 +357,7 @@ test("two choices in a part's stream fail the request", async () => {
 test("an error event in the middle of a stream passes unchanged, and the request counts as failed", async () => {
   const text =
     'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: {"error":{"message":"boom","code":500}}\n\ndata: [DONE]\n\n';
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendStream(response, text));
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url, proxy } = await runPair({ d: ({ response }) => sendStream(response, text) });
   const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
   expect(await response.text()).toBe(text);
   await expect
@@ -378,12 +367,12 @@ test("an error event in the middle of a stream passes unchanged, and the request
 });
 
 test("an empty stream is a 502", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.end();
+  const { url } = await runPair({
+    d: ({ response }) => {
+      response.writeHead(200, { "content-type": "text/event-stream" });
+      response.end();
+    },
   });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a", stream: true }));
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
 });
@@ -472,21 +461,19 @@ test("after a decode leg that breaks off, the request begins again once, with ne
 });
 
 test("an unstreamed answer that breaks off is a 502", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "application/json", "content-length": 100 });
-    response.write('{"choices":[', () => response.destroy());
+  const { url } = await runPair({
+    d: ({ response }) => {
+      response.writeHead(200, { "content-type": "application/json", "content-length": 100 });
+      response.write('{"choices":[', () => response.destroy());
+    },
   });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(502);
 });
 
 test.each(["breaks off", "ends without [DONE]", "ends without a choice"])(
   "a stream that %s ends in an error event and a broken connection",
   async (how) => {
-    const p = await upstream(prefillOk);
-    const d = await upstream(() => {});
-    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const { d, url, proxy } = await runPair({ d: () => {} });
     const asked = post(`${url}/v1/completions`, { prompt: "a", stream: true });
     const { response: decode } = await d.request(0);
     decode.writeHead(200, { "content-type": "text/event-stream" });
@@ -537,17 +524,15 @@ test.each([
 
 test("a stream that stalls ends in an error event", async () => {
   const clock = manualClock();
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.write("data: {}\n\n");
-  });
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    timeouts: { stallMs: 50 },
-  });
+  const { d, url } = await runPair(
+    {
+      d: ({ response }) => {
+        response.writeHead(200, { "content-type": "text/event-stream" });
+        response.write("data: {}\n\n");
+      },
+    },
+    { clock, timeouts: { stallMs: 50 } },
+  );
   const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
   const reader = response.body?.getReader();
   await reader?.read();
@@ -591,14 +576,14 @@ test("of two data-parallel ranks on one URL, only the rank that failed counts a 
 
 test("field.md R13: a prefill instance that closes a kept connection as a request comes is asked on a new one", async () => {
   const used = new WeakSet<object>();
-  const p = await upstream((seen) => {
-    const { socket } = seen.response;
-    if (socket === null || used.has(socket)) return void socket?.destroy();
-    used.add(socket);
-    return prefillOk(seen);
+  const { p, url } = await runPair({
+    p: (seen) => {
+      const { socket } = seen.response;
+      if (socket === null || used.has(socket)) return void socket?.destroy();
+      used.add(socket);
+      return prefillOk(seen);
+    },
   });
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   for (let times = 0; times < 4; times += 1)
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   expect(p.seen).toHaveLength(7);

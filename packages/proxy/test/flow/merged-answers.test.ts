@@ -9,7 +9,7 @@ import {
 } from "@kv/testing/http/fake-upstream";
 import { postText, rawClient } from "@kv/testing/http/raw-client";
 import { expect, test, vi } from "vitest";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 /** Each describes one answer, and not one that is made of three. */
 const OF_ONE_ANSWER = {
@@ -28,15 +28,15 @@ const OF_ONE_ANSWER = {
 test.each([true, false])(
   "GIE#2996: no header of one answer stands on a merged one, streamed: %s",
   async (stream) => {
-    const p = await upstream(prefillOk);
-    const d = await upstream(({ response }) => {
-      for (const [name, value] of Object.entries(OF_ONE_ANSWER)) response.setHeader(name, value);
-      response.setHeader("cache-control", "no-store");
-      if (!stream) return sendJson(response, COMPLETION);
-      response.setHeader("content-length", Buffer.byteLength(STREAM));
-      return sendStream(response, STREAM);
+    const { url } = await runPair({
+      d: ({ response }) => {
+        for (const [name, value] of Object.entries(OF_ONE_ANSWER)) response.setHeader(name, value);
+        response.setHeader("cache-control", "no-store");
+        if (!stream) return sendJson(response, COMPLETION);
+        response.setHeader("content-length", Buffer.byteLength(STREAM));
+        return sendStream(response, STREAM);
+      },
     });
-    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
     const response = await post(`${url}/v1/completions`, { prompt: "a", n: 3, stream });
     const text = await response.text();
     const headers = Object.fromEntries(response.headers);
@@ -57,31 +57,30 @@ test.each([true, false])(
 );
 
 test("a single stream with a content-length may end with an error event", async () => {
-  const p = await upstream(prefillOk);
   const [event = ""] = STREAM.split("data: [DONE]");
-  const d = await upstream(() => {});
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { d, url } = await runPair({ d: () => {} });
   const { closed, received } = await rawClient(url, postText('{"prompt":"a","stream":true}'));
   const { response } = await d.request(0);
-  response.writeHead(200, { "content-type": "text/event-stream", "content-length": event.length });
-  response.write(event.slice(0, 60));
-  await expect.poll(received).toContain(event.slice(0, 60));
-  response.end(event.slice(60));
+  const { length } = event + event;
+  response.writeHead(200, { "content-type": "text/event-stream", "content-length": length });
+  response.write(event);
+  await expect.poll(received).toContain(event);
+  response.end(event);
   await closed;
   expect(received()).not.toMatch(/content-length/i);
   expect(received()).toContain("ended its stream without its last event");
 });
 
 test("a server failure that is changed has no header of the one that the instance sent", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response
-      .setHeader("etag", '"1"')
-      .setHeader("content-digest", "sha-256=:AA==:")
-      .setHeader("retry-after", "7");
-    sendJson(response, { error: { message: "no KV from 10.1.2.3:5600" } }, 500);
+  const { url } = await runPair({
+    d: ({ response }) => {
+      response
+        .setHeader("etag", '"1"')
+        .setHeader("content-digest", "sha-256=:AA==:")
+        .setHeader("retry-after", "7");
+      sendJson(response, { error: { message: "no KV from 10.1.2.3:5600" } }, 500);
+    },
   });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
   expect([response.status, response.headers.get("retry-after")]).toEqual([500, "7"]);
   expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([
@@ -115,14 +114,13 @@ test.each(["prefill", "decode"])(
 );
 
 test("a failure in the tick of the first events reaches the client after them", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ json, response }) =>
-    sendStream(
-      response,
-      json.prompt === "good" ? STREAM : STREAM.replace("data: [DONE]", "data: {"),
-    ),
-  );
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url, proxy } = await runPair({
+    d: ({ json, response }) =>
+      sendStream(
+        response,
+        json.prompt === "good" ? STREAM : STREAM.replace("data: [DONE]", "data: {"),
+      ),
+  });
   for (const prompt of [
     ["good", "bad"],
     ["bad", "good"],
@@ -139,46 +137,46 @@ test("a failure in the tick of the first events reaches the client after them", 
   await expect.poll(() => proxy.status().requests.failed).toEqual({ KV_PROXY_UPSTREAM_FAILED: 3 });
 });
 
-test("a merged stream has the client's id, whichever part is there first", async () => {
-  const p = await upstream(prefillOk);
-  const textOf = (id: unknown) => STREAM.replace("cmpl-1", `cmpl-${String(id)}`);
-  const d = await upstream(({ headers, json, response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    const text = textOf(headers["x-request-id"]);
-    if (json.prompt === "soon") response.end(text);
-    else response.write(text.slice(0, 20));
-  });
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
-  const body = JSON.stringify({ prompt: ["late", "soon"], stream: true });
-  const { socket, received } = await rawClient(url, postText(body, "x-request-id: r\r\n"));
-  await expect.poll(received).toContain('"index":1');
-  const late = d.seen.find(({ json }) => json.prompt === "late");
-  late?.response.end(textOf("r-0").slice(20));
-  await expect.poll(received).toContain("[DONE]");
-  socket.destroy();
-  expect(new Set(received().match(/"id":"[^"]*"/g))).toEqual(new Set(['"id":"cmpl-r"']));
-});
+test.each([
+  ["late", "soon"],
+  ["soon", "late"],
+])(
+  "a merged stream has the client's id, where %s is before %s and the other is there first",
+  async (...prompt) => {
+    let answered = () => {};
+    const first = new Promise<void>((resolve) => {
+      answered = resolve;
+    });
+    const { url } = await runPair({
+      d: async ({ headers, json, response }) => {
+        if (json.prompt === "late") await first;
+        response.once("finish", answered);
+        sendStream(response, STREAM.replace("cmpl-1", `cmpl-${String(headers["x-request-id"])}`));
+      },
+    });
+    const body = JSON.stringify({ prompt, stream: true });
+    const { socket, received } = await rawClient(url, postText(body, "x-request-id: r\r\n"));
+    await expect.poll(received).toContain("[DONE]");
+    socket.destroy();
+    expect(new Set(received().match(/"id":"[^"]*"/g))).toEqual(new Set(['"id":"cmpl-r"']));
+  },
+);
 
 test("field.md R13: with n, an error in the tick of the first events is told to the client", async () => {
-  const p = await upstream(prefillOk);
   const [event = ""] = STREAM.split("data: [DONE]");
-  const d = await upstream(({ response }) =>
-    sendStream(
-      response,
-      `${event}data: {"error":{"message":"out of memory","code":500}}\n\ndata: [DONE]\n\n`,
-    ),
-  );
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runPair({
+    d: ({ response }) =>
+      sendStream(
+        response,
+        `${event}data: {"error":{"message":"out of memory","code":500}}\n\ndata: [DONE]\n\n`,
+      ),
+  });
   const { closed } = await rawClient(url, postText('{"prompt":"a","stream":true,"n":2}'));
   expect(await closed).toMatch(/^HTTP\/1\.1 (200 .*"error"|502 )/s);
 });
 
 test("streams that are there at once are merged in turns of the event loop, one part in each", async () => {
-  const [p, d] = [
-    await upstream(prefillOk),
-    await upstream(({ response }) => sendStream(response, STREAM)),
-  ];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runPair({ d: ({ response }) => sendStream(response, STREAM) });
   let turn = 0;
   let isCounting = true;
   const count = () => {

@@ -3,7 +3,7 @@ import { CLIENT_HEADERS } from "@kv/fleet/front-end";
 import { type Answer, COMPLETION, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { describe, expect, test } from "vitest";
 import { ANSWER_MEMBERS } from "../../src/response/answer-members.js";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 interface Api {
   readonly headers: readonly string[];
@@ -38,11 +38,7 @@ describe("field.md R6, R10, R11: one table for each leg", () => {
 });
 
 test("field.md R6: D's data-parallel rank and the format of its metrics do not reach P; the session and the priority reach both", async () => {
-  const [p, d] = [
-    await upstream(prefillOk),
-    await upstream(({ response }) => sendJson(response, COMPLETION)),
-  ];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url } = await runPair({ d: ({ response }) => sendJson(response, COMPLETION) });
   const both = { "x-session-id": "s", "x-vllm-priority": "2", tracestate: "a=b" };
   const ofD = { "x-data-parallel-rank": "3", "endpoint-load-metrics-format": "json" };
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { ...both, ...ofD } });
@@ -83,15 +79,10 @@ test("field.md R13: an answer that is too long to be held has no KV parameters o
     choices: [{ index: 0, text, routed_experts: text }],
     kv_transfer_params: { remote_host: "h" },
   };
-  const [p, d] = [
-    await upstream(prefillOk),
-    await upstream(({ response }) => sendJson(response, long)),
-  ];
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    limits: { heldAnswerLengthBytes: 1000 },
-  });
+  const { url } = await runPair(
+    { d: ({ response }) => sendJson(response, long) },
+    { limits: { heldAnswerLengthBytes: 1000 } },
+  );
   const answer = await post(`${url}/v1/completions`, { prompt: "a" });
   expect(await answer.json()).toEqual({
     choices: [{ index: 0, text, routed_experts: null }],

@@ -1,20 +1,12 @@
 import { randomBytes } from "node:crypto";
-import {
-  COMPLETION,
-  decodeOk,
-  KV_PARAMS_TEXT,
-  prefillOk,
-  sendJson,
-} from "@kv/testing/http/fake-upstream";
+import { COMPLETION, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["/v1/completions", "/v1/chat/completions"])(
   "%s: the prefill leg, then the decode leg with its KV parameters",
   async (path) => {
-    const p = await upstream(prefillOk);
-    const d = await upstream(decodeOk);
-    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const { p, d, url, proxy } = await runPair();
     const body =
       '{"model":"m","prompt":"hi","messages":[],"max_tokens":7,"seed":9223372036854775807,"x":{"y":1.0}}';
 
@@ -51,9 +43,7 @@ test.each(["/v1/completions", "/v1/chat/completions"])(
 );
 
 test("both legs and the answer carry the client's request id", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url } = await runPair();
   const response = await post(
     `${url}/v1/completions`,
     { prompt: "a" },
@@ -75,11 +65,9 @@ test("both legs and the answer carry the client's request id", async () => {
   expect(p.seen).toHaveLength(1);
 });
 
-test("a stream reaches the client byte for byte, in the chunks in which it came", async () => {
-  const pieces = ['data: {"choices":[{"text":"é', '"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
-  const d = await upstream(() => {});
-  const p = await upstream(prefillOk);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+test("a stream reaches the client byte for byte, each event as soon as it is whole", async () => {
+  const pieces = ['data: {"choices":[{"text":"é"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
+  const { p, d, url } = await runPair({ d: () => {} });
   const asked = post(`${url}/v1/completions`, {
     prompt: "a",
     stream: true,
@@ -93,7 +81,8 @@ test("a stream reaches the client byte for byte, in the chunks in which it came"
   let reader: ReadableStreamDefaultReader<Uint8Array> | undefined;
   for (const piece of pieces) {
     // The next piece is sent only after this one arrived, so the proxy must not hold it back.
-    decode.write(piece);
+    decode.write(piece.slice(0, 7));
+    decode.write(piece.slice(7));
     if (reader === undefined) {
       const response = await asked;
       expect(response.headers.get("content-type")).toBe("text/event-stream; charset=utf-8");
@@ -113,13 +102,10 @@ test("a stream reaches the client byte for byte, in the chunks in which it came"
 
 test("an answer larger than the check's limit arrives complete", async () => {
   const text = randomBytes(600_000).toString("base64");
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendJson(response, { choices: [{ text }] }));
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    limits: { heldAnswerLengthBytes: 1000 },
-  });
+  const { url } = await runPair(
+    { d: ({ response }) => sendJson(response, { choices: [{ text }] }) },
+    { limits: { heldAnswerLengthBytes: 1000 } },
+  );
   const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as object;
   expect(answer).toEqual({ choices: [{ text }] });
 });

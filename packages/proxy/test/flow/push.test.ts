@@ -9,7 +9,7 @@ import {
 } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import { legsAt } from "../support/releases.js";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 /** A prefill instance whose engine is `engineId`; it answers when `ready` resolves. */
 const prefillOf =
@@ -94,9 +94,7 @@ test("both legs carry the same unique id, also when the client repeats its own",
 
 test("coordinates are learned from the first answer, and again after a restart of the engine", async () => {
   let engineId = "first";
-  const p = await upstream(prefillOf(() => engineId));
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ mode: "push", prefillers: [p.url], decoders: [d.url] });
+  const { d, url } = await runPair({ p: prefillOf(() => engineId) }, { mode: "push" });
   await ask(url);
   // One after the other: the decode leg has what the prefill leg answered.
   expect(paramsOf(d, 0)).toMatchObject({ remote_engine_id: "first", remote_block_ids: [[1]] });

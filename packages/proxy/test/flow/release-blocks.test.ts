@@ -8,17 +8,18 @@ import {
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it, test } from "vitest";
 import { isRelease, legsAt, releasesAt } from "../support/releases.js";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 test("P's blocks are freed when a decode instance refuses the request before its engine sees it", async () => {
   const vllm = vllmPair();
-  const p = await upstream(vllm.prefill);
   // Like a gateway or an API key check in front of the server: the server never saw the parameters.
-  const d = await upstream((seen) =>
-    isRelease(seen) ? vllm.decode(seen) : sendJson(seen.response, { error: {} }, 401),
-  );
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+
+  const { url } = await runPair({
+    p: vllm.prefill,
+    d: (seen) =>
+      isRelease(seen) ? vllm.decode(seen) : sendJson(seen.response, { error: {} }, 401),
+  });
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(401);
   await expect.poll(() => vllm.held.size).toBe(0);
 });
@@ -67,9 +68,10 @@ describe.each([1, 2])("F2: D answers without a generation, %i instances", (decod
 test("F2: an instance that breaks off, or that generates, frees the blocks itself", async () => {
   for (const breaks of [true, false]) {
     const vllm = vllmPair();
-    const p = await upstream(vllm.prefill);
-    const d = await upstream((seen) => (breaks ? void seen.response.destroy() : vllm.decode(seen)));
-    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const { d, url, proxy } = await runPair({
+      p: vllm.prefill,
+      d: (seen) => (breaks ? void seen.response.destroy() : vllm.decode(seen)),
+    });
     await post(`${url}/v1/completions`, { prompt: "a" });
     await proxy.close();
     expect(releasesAt(d)).toBe(0);
@@ -154,20 +156,20 @@ test("when no decode instance can be reached, the request fails and the blocks s
 test("a request that times out between the legs has its blocks freed without a transfer", async () => {
   const clock = manualClock();
   const vllm = vllmPair();
-  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    timeouts: { requestMs: 1000 },
-    createRouting: () => ({
-      name: "slow",
-      choose(candidates, { request }) {
-        if (candidates[0]?.role === "decode" && request !== undefined) clock.advance(1000);
-        return candidates[0];
-      },
-    }),
-  });
+  const { d, url } = await runPair(
+    { p: vllm.prefill, d: vllm.decode },
+    {
+      clock,
+      timeouts: { requestMs: 1000 },
+      createRouting: () => ({
+        name: "slow",
+        choose(candidates, { request }) {
+          if (candidates[0]?.role === "decode" && request !== undefined) clock.advance(1000);
+          return candidates[0];
+        },
+      }),
+    },
+  );
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(504);
   await expect.poll(() => vllm.held.size).toBe(0);
   expect(d.seen.every(isRelease)).toBe(true);
@@ -177,24 +179,24 @@ test("a request that times out between the legs has its blocks freed without a t
 test("a part whose lease may have ended begins again with prefill", async () => {
   const clock = manualClock();
   const vllm = vllmPair();
-  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
   let late = true;
-  const { url, proxy } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    timeouts: { leaseMs: 1000 },
-    createRouting: () => ({
-      name: "slow",
-      choose: (candidates) => {
-        if (candidates[0]?.role === "decode" && late) {
-          late = false;
-          clock.advance(1000);
-        }
-        return candidates[0];
-      },
-    }),
-  });
+  const { p, url, proxy } = await runPair(
+    { p: vllm.prefill, d: vllm.decode },
+    {
+      clock,
+      timeouts: { leaseMs: 1000 },
+      createRouting: () => ({
+        name: "slow",
+        choose: (candidates) => {
+          if (candidates[0]?.role === "decode" && late) {
+            late = false;
+            clock.advance(1000);
+          }
+          return candidates[0];
+        },
+      }),
+    },
+  );
   const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as {
     choices: { text: string }[];
   };
@@ -236,14 +238,11 @@ test("a stream that has begun is never retried", async () => {
 });
 
 test("a failed part aborts the other parts, and its error is the answer", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream((seen) => {
-    if (seen.json.prompt !== "waits for ever")
-      sendJson(seen.response, { error: { message: "no" } }, 500);
-  });
-  const { url, proxy } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
+  const { url, proxy } = await runPair({
+    d: (seen) => {
+      if (seen.json.prompt !== "waits for ever")
+        sendJson(seen.response, { error: { message: "no" } }, 500);
+    },
   });
   const asked = post(`${url}/v1/completions`, { prompt: ["waits for ever", "bad"] });
   expect((await asked).status).toBe(500);
@@ -252,14 +251,7 @@ test("a failed part aborts the other parts, and its error is the answer", async 
 
 test("the deadline of a request aborts the legs of all its parts", async () => {
   const clock = manualClock();
-  const p = await upstream(() => {});
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    timeouts: { requestMs: 1000 },
-  });
+  const { p, url } = await runPair({ p: () => {} }, { clock, timeouts: { requestMs: 1000 } });
   const asked = post(`${url}/v1/completions`, { prompt: ["a", "b", "c"] });
   const dropped = await Promise.all(
     [0, 1, 2].map(async (at) => (await p.request(at)).dropped.then),

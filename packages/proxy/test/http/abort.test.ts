@@ -1,7 +1,7 @@
 import { connect } from "node:net";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["prefill", "decode"])(
   "a client that disconnects during %s closes the leg's connection",
@@ -30,12 +30,12 @@ test.each(["prefill", "decode"])(
 );
 
 test("a client that disconnects in the middle of a stream aborts the decode leg", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.write("data: {}\n\n");
+  const { d, url, proxy } = await runPair({
+    d: ({ response }) => {
+      response.writeHead(200, { "content-type": "text/event-stream" });
+      response.write("data: {}\n\n");
+    },
   });
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const client = new AbortController();
   const response = await post(
     `${url}/v1/completions`,
@@ -65,9 +65,7 @@ function pipeline(url: string, prompts: readonly string[]) {
 }
 
 test("of pipelined requests, one at a time reaches an instance, and the answers come in order", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(() => {});
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url, proxy } = await runPair({ d: () => {} });
   const { socket, statuses } = pipeline(url, ["a", "b", "c"]);
   for (const index of [0, 1, 2]) {
     const leg = await d.request(index);
@@ -84,9 +82,7 @@ test("of pipelined requests, one at a time reaches an instance, and the answers 
 });
 
 test("when a client disconnects, its pipelined requests never begin", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(() => {});
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { d, url, proxy } = await runPair({ d: () => {} });
   const { socket } = pipeline(url, ["a", "b", "c"]);
   const { dropped } = await d.request(0);
   socket.destroy();
@@ -97,9 +93,7 @@ test("when a client disconnects, its pipelined requests never begin", async () =
 });
 
 test("close refuses new requests, and resolves when those in flight have ended", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(() => {});
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { d, url, proxy } = await runPair({ d: () => {} });
   const asked = post(`${url}/v1/completions`, { prompt: "a", stream: true });
   const { response: decode } = await d.request(0);
   const closed = proxy.close();
@@ -115,9 +109,7 @@ test("close refuses new requests, and resolves when those in flight have ended",
 });
 
 test("close without grace aborts the requests in flight", async () => {
-  const p = await upstream(() => {});
-  const d = await upstream(decodeOk);
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, url, proxy } = await runPair({ p: () => {} });
   const asked = post(`${url}/v1/completions`, { prompt: "a" });
   const { dropped } = await p.request(0);
   const patient = proxy.close();

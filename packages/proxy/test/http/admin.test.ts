@@ -4,7 +4,7 @@ import { connect } from "node:net";
 import { deadUrl, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 const admin = { port: 0 };
 
@@ -90,13 +90,8 @@ test("admin routes refuse invalid requests with a 4xx in OpenAI's form", async (
 });
 
 test("the admin routes are on their own port only, and require the token", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const token = "a token of length";
-  const { url, adminUrl } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    admin: { port: 0, token },
-  });
+  const { url, adminUrl } = await runPair({}, { admin: { port: 0, token } });
   expect((await post(`${url}/instances/add`, {})).status).toBe(404);
   expect((await fetch(`${url}/metrics`)).status).toBe(404);
   for (const path of ["/status", "/metrics", "/requests", "/events", "/nothing"]) {
@@ -120,8 +115,7 @@ test("an admin host other than the loopback requires a token", async () => {
 });
 
 test("/metrics has Prometheus metrics by endpoint, outcome and instance", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  const { p, d, url, adminUrl } = await runPair({}, { admin });
   await post(`${url}/v1/completions`, { prompt: ["a", "b"] });
   await post(`${url}/v1/completions`, { prompt: "a", n: 0 });
   const response = await fetch(`${adminUrl}/metrics`);
@@ -142,8 +136,7 @@ test("/metrics has Prometheus metrics by endpoint, outcome and instance", async 
 });
 
 test("/events streams requests when they end, with the times of their legs", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  const { p, d, url, adminUrl } = await runPair({}, { admin });
   const [events] = (await once(get(`${adminUrl}/events`), "response")) as [
     NodeJS.ReadableStream & { destroy(): void },
   ];
@@ -178,8 +171,7 @@ test("/events streams requests when they end, with the times of their legs", asy
 });
 
 test("a connection that sends a request before the answer to its last one is refused", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  const { adminUrl } = await runPair({}, { admin });
   const { hostname, port } = new URL(adminUrl);
   let text = "";
   const socket = connect(Number(port), hostname, () =>

@@ -3,7 +3,7 @@ import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 /** A timer that only works as a method of its object, as a class's does. */
 class ClassTimer implements Timer {
@@ -65,13 +65,7 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
 
 test("began_at in the history follows the proxy's clock", async () => {
   const clock = manualClock();
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url, adminUrl } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    admin: { port: 0 },
-  });
+  const { url, adminUrl } = await runPair({}, { clock, admin: { port: 0 } });
   await post(`${url}/v1/completions`, { prompt: "a" });
   clock.advance(60_000);
   await post(`${url}/v1/completions`, { prompt: "a" });

@@ -1,6 +1,6 @@
 import { decodeOk, type FakeUpstream, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 type Settings = Parameters<typeof runProxy>[0];
 
@@ -97,8 +97,7 @@ test("what a sidecar passes on to its D has no way to a connector either", async
 });
 
 test("a request_id in the body, which vLLM's Responses API takes, has the form of X-Request-Id", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url } = await runPair();
   for (const request_id of ["a,b", "a b", "", "é", "x".repeat(129), 7, {}]) {
     const refused = await errorOf(await post(`${url}/v1/responses`, { input: "a", request_id }));
     expect([refused.status, refused.message]).toEqual([400, expect.stringContaining("request_id")]);

@@ -3,7 +3,7 @@ import { silentLog } from "@kv/interface";
 import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 const healthy =
   (answer: Answer): Answer =>
@@ -12,13 +12,10 @@ const healthy =
 
 test("/health is 503 as soon as the last instance of a role is dead, without a round of checks or a request", async () => {
   const clock = manualClock();
-  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    clock,
-    health: { intervalMs: 60_000 },
-  });
+  const { p, d, url } = await runPair(
+    { p: healthy(prefillOk), d: healthy(decodeOk) },
+    { clock, health: { intervalMs: 60_000 } },
+  );
   const health = async () => {
     const response = await fetch(`${url}/health`);
     return [response.status, (await response.json()) as object];
@@ -105,19 +102,18 @@ test("failures of one rank of a data-parallel server do not count against its si
 });
 
 test("a client's disconnect and its own 400 are neither failures nor warnings", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(() => {});
   const warned: string[] = [];
   const events: string[] = [];
-  const { url, proxy } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    log: {
-      ...silentLog,
-      info: (event) => void events.push(event),
-      warn: (event) => void warned.push(event),
+  const { d, url, proxy } = await runPair(
+    { d: () => {} },
+    {
+      log: {
+        ...silentLog,
+        info: (event) => void events.push(event),
+        warn: (event) => void warned.push(event),
+      },
     },
-  });
+  );
   warned.splice(0);
   expect((await post(`${url}/v1/completions`, { prompt: "a", n: 0 })).status).toBe(400);
   const client = new AbortController();

@@ -5,7 +5,7 @@ import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 /** A client that sends an incomplete request. */
 async function startSending(url: string, head: string) {
@@ -122,15 +122,10 @@ test("refuses bodies that are not JSON, by type or content, and input that is no
 });
 
 test("a prefill answer above the limit is an error", async () => {
-  const p = await upstream(
-    ({ response }) => void response.end(JSON.stringify({ text: "a".repeat(1000) })),
+  const { url } = await runPair(
+    { p: ({ response }) => void response.end(JSON.stringify({ text: "a".repeat(1000) })) },
+    { limits: { prefillAnswerLengthBytes: 500 } },
   );
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    limits: { prefillAnswerLengthBytes: 500 },
-  });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
   expect(error.message).toContain("more than 500 bytes");
 });

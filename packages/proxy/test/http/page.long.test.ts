@@ -1,17 +1,10 @@
 // A long suite: the admin page in a browser.
 import { existsSync } from "node:fs";
-import {
-  COMPLETION,
-  decodeOk,
-  prefillOk,
-  STREAM,
-  sendJson,
-  sendStream,
-} from "@kv/testing/http/fake-upstream";
+import { COMPLETION, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import puppeteer, { type Browser } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy } from "../support/set-up.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
 /** A folder for pictures of the page. */
@@ -79,12 +72,7 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
   }
 
   test("shows instances, their state, and requests as they end, with timelines", async () => {
-    const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-    const { url, adminUrl, proxy } = await runProxy({
-      prefillers: [p.url],
-      decoders: [d.url],
-      admin: { port: 0 },
-    });
+    const { d, url, adminUrl, proxy } = await runPair({}, { admin: { port: 0 } });
     const { page, complaints } = await open(adminUrl);
     try {
       await page.waitForSelector("#connection[data-state=live]");
@@ -117,22 +105,19 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
   });
 
   test("first-contact.md: running requests with P, D and time, on an axis with round ticks; a slow one does not squash the rest", async () => {
-    const [p, d] = [
-      await upstream(prefillOk),
-      await upstream(async ({ json, response }) => {
-        const { prompt } = json as { prompt: string };
-        if (prompt !== "fast")
-          await new Promise((resolve) =>
-            setTimeout(resolve, prompt === "slow" ? 900 : 1e5).unref(),
-          );
-        if (!response.destroyed) sendJson(response, COMPLETION);
-      }),
-    ];
-    const { url, adminUrl } = await runProxy({
-      prefillers: [p.url],
-      decoders: [d.url],
-      admin: { port: 0 },
-    });
+    const { p, d, url, adminUrl } = await runPair(
+      {
+        d: async ({ json, response }) => {
+          const { prompt } = json as { prompt: string };
+          if (prompt !== "fast")
+            await new Promise((resolve) =>
+              setTimeout(resolve, prompt === "slow" ? 900 : 1e5).unref(),
+            );
+          if (!response.destroyed) sendJson(response, COMPLETION);
+        },
+      },
+      { admin: { port: 0 } },
+    );
     const { page, complaints } = await open(adminUrl);
     try {
       await page.waitForSelector("#connection[data-state=live]");
@@ -187,19 +172,15 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
   });
 
   test("shows where the time went; an answer that is not streamed counts as its decode leg and not as transfer", async () => {
-    const [p, d] = [
-      await upstream(prefillOk),
-      await upstream(({ json, response }) => {
-        if (json.stream === true) sendStream(response, STREAM);
-        else sendJson(response, COMPLETION);
-      }),
-    ];
-    const { url, adminUrl } = await runProxy({
-      prefillers: [p.url],
-      decoders: [d.url],
-      admin: { port: 0 },
-      disaggregateAbove: 8,
-    });
+    const { url, adminUrl } = await runPair(
+      {
+        d: ({ json, response }) => {
+          if (json.stream === true) sendStream(response, STREAM);
+          else sendJson(response, COMPLETION);
+        },
+      },
+      { admin: { port: 0 }, disaggregateAbove: 8 },
+    );
     const { page, complaints } = await open(adminUrl);
     try {
       await page.waitForSelector("#connection[data-state=live]");

@@ -1,4 +1,10 @@
-import { type Answer, type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
+import {
+  type Answer,
+  decodeOk,
+  type FakeUpstream,
+  prefillOk,
+  startUpstream,
+} from "@kv/testing/http/fake-upstream";
 import { onTestFinished } from "vitest";
 import { createProxy, type ProxyOptions } from "../../src/index.js";
 
@@ -28,6 +34,16 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
   onTestFinished(() => proxy.close({ graceMs: 0 }));
   const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
   return { proxy, url, adminUrl };
+}
+
+/** A proxy in front of a prefill and a decode instance, which do their part unless told. */
+export async function runPair(
+  { p = prefillOk, d = decodeOk }: { readonly p?: Answer; readonly d?: Answer } = {},
+  options: ProxyOptions = {},
+) {
+  const pair = { p: await upstream(p), d: await upstream(d) };
+  const instances = { prefillers: [pair.p.url], decoders: [pair.d.url] };
+  return { ...pair, ...(await runProxy({ ...instances, ...options })) };
 }
 
 export function post(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {

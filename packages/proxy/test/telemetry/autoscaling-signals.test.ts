@@ -5,7 +5,7 @@ import { startSideChannel } from "@kv/testing/http/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 const usage = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":25}}';
 const answer = (port: number) =>
@@ -104,8 +104,7 @@ test("the recommended number of prefill instances follows the time that prompts 
   const prefill = holding(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" }).end(answer(5600));
   });
-  const [p, d] = [await upstream(prefill.hold), await upstream(decodeOk)];
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url], clock });
+  const { url, proxy } = await runPair({ p: prefill.hold }, { clock });
   expect(proxy.status().signals.recommended).toBeNull();
   for (let round = 0; round < 5; round++) {
     const asked = post(`${url}/v1/completions`, { prompt: "a" });

@@ -1,15 +1,14 @@
 import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runPair, runProxy, upstream } from "../support/set-up.js";
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
 test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
   const { tracer, spans } = recordedSpans();
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
+  const { p, d, url } = await runPair({}, { tracer });
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
   await expect
     .poll(() => spans().map(({ name }) => name))
@@ -47,8 +46,7 @@ test("a leg that fails ends its span with the error's code", async () => {
 
 test("a client that does not sample its trace gets no spans, and its headers pass unchanged", async () => {
   const { tracer, spans } = recordedSpans();
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
+  const { p, d, url } = await runPair({}, { tracer });
   const unsampled = `00-${traceId}-b7ad6b7169203331-00`;
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent: unsampled } });
   for (const { seen } of [p, d]) expect(seen[0]?.headers.traceparent).toBe(unsampled);
@@ -58,16 +56,13 @@ test("a client that does not sample its trace gets no spans, and its headers pas
 test("the inputs and the reason of the rule about one leg or two are on the spans of all legs", async () => {
   const { tracer, spans: all } = recordedSpans();
   const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
-  const p = await upstream(({ response }) =>
-    sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
+  const { url } = await runPair(
+    {
+      p: ({ response }) =>
+        sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
+    },
+    { disaggregateAbove: 10, tracer },
   );
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    disaggregateAbove: 10,
-    tracer,
-  });
   const prompts = [
     { length: 20, reason: "long-suffix", legs: ["kv_proxy.prefill", "kv_proxy.decode"] },
     { length: 5, reason: "short-suffix", legs: ["kv_proxy.decode"] },
@@ -99,8 +94,7 @@ test("the inputs and the reason of the rule about one leg or two are on the span
 });
 
 test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { p, d, url } = await runPair();
   const headers = { traceparent, tracestate: "a=b" };
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
   for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);

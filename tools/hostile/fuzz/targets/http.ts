@@ -11,11 +11,12 @@ import {
   type RequestBody,
   withLongMembers,
 } from "../../../../packages/fleet/src/request/generation-request.js";
+import { EventFrames } from "../../../../packages/http/src/events/event-frames.js";
 import {
   type ParsedPieces,
   parseJsonPieces,
-} from "../../../../packages/http/src/bodies/json-pieces.js";
-import { JsonScan } from "../../../../packages/http/src/bodies/read-body.js";
+} from "../../../../packages/http/src/json/json-pieces.js";
+import { JsonScan } from "../../../../packages/http/src/json/json-reader.js";
 import {
   checkRemotePrefillParams,
   parseTransferParams,
@@ -28,11 +29,10 @@ import {
   splitRequest,
 } from "../../../../packages/proxy/src/request/leg-bodies.js";
 import {
-  EventReader,
   FirstEvent,
+  StreamRules,
   streamedError,
-} from "../../../../packages/proxy/src/response/event-stream.js";
-import { StreamWatch } from "../../../../packages/proxy/src/response/stream-watch.js";
+} from "../../../../packages/proxy/src/response/stream-rules.js";
 import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
 
 const ENDPOINTS = [
@@ -292,24 +292,27 @@ export const eventStream: FuzzTarget = {
 
 /** All that the proxy reads of a stream. */
 function readStream(chunks: readonly Buffer[]) {
-  const reader = new EventReader(1 << 16);
-  const events = [...chunks.flatMap((chunk) => reader.push(chunk)), ...reader.end()];
+  const frames = new EventFrames("latin1", 1 << 16);
+  const events = [...chunks.flatMap((chunk) => frames.push(chunk)), ...frames.end()];
   const first = new FirstEvent(1 << 16);
   for (const chunk of chunks) first.push(chunk);
   first.end();
-  const watches = ENDPOINTS.map((endpoint) => {
-    const watch = new StreamWatch(endpoint, true);
-    const passed = Buffer.concat([
-      ...chunks.map((chunk) => watch.push(chunk)),
-      watch.end(),
-    ]).toString("latin1");
-    return { passed, problem: watch.problem, failed: watch.failed };
+  const ruled = ENDPOINTS.map((endpoint) => {
+    const rules = new StreamRules(endpoint, true);
+    let passedBytes = 0;
+    for (const event of events) {
+      rules.read(event);
+      if (rules.problem === undefined) passedBytes += event.bytes.length;
+    }
+    rules.end();
+    return { passedBytes, problem: rules.problem, failed: rules.failed };
   });
   return {
-    events,
-    problem: reader.problem,
-    first: first.kind,
-    error: streamedError(first.data),
-    watches,
+    events: events.flatMap(({ name, data }) => (data === "" ? [] : { name, data })),
+    text: events.map(({ bytes: all }) => all.toString("latin1")).join(""),
+    problem: frames.problem,
+    first: first.event?.data,
+    error: first.event && streamedError(first.event),
+    ruled,
   };
 }

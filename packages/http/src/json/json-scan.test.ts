@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./read-body.js";
+import { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./json-reader.js";
 
 interface Counts {
   depth: number;

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { editMembers, rawMember, topLevelMembers } from "./json-members.js";
+import { editMembers, rawMember, topLevelMembers } from "./json-reader.js";
 
 test("edits keep integers beyond 2^53, floats, order and unknown fields as written", () => {
   const text = '{ "seed": 9223372036854775807 , "x":1.0,"deep":{"a":[1,"}",{}]},"s":"a\\"],b" }';

@@ -1,0 +1,405 @@
+import type { YieldingQueue } from "@kv/interface";
+import { KvError } from "@kv/interface";
+import { asBuffer } from "../bodies/byte-collector.js";
+import {
+  BACKSLASH,
+  COLON,
+  COMMA,
+  JsonReader,
+  OPEN_LIST,
+  OPEN_OBJECT,
+  QUOTE,
+} from "./json-reader.js";
+
+/**
+ * A body of at most this many bytes is read and parsed at once; a longer one in steps, between
+ * those of other bodies.
+ */
+export const AT_ONCE_BYTES = 64 * 1024;
+/** Bytes that are parsed at once: half a millisecond, where they are a list of token ids. */
+const PIECE_BYTES = 64 * 1024;
+/** A member of the outermost object that is longer than this is found by its position. */
+const LONG_MEMBER_BYTES = 4 * 1024;
+
+/** A long member of the outermost object. */
+export interface LongMember {
+  readonly key: string;
+  /** Its value as it was written. */
+  readonly value: Uint8Array;
+}
+
+/** A JSON text that was parsed in pieces. */
+export interface ParsedPieces {
+  /** As of `JSON.parse`. */
+  readonly value: unknown;
+  /** The outermost object without its long members; empty for another value. */
+  readonly text: string;
+  /** The long members of the outermost object. None is repeated in `text` after its place. */
+  readonly long: readonly LongMember[];
+  /** The members of the outermost object that occur again in another piece. */
+  readonly repeated: ReadonlySet<string>;
+}
+
+export interface PieceOptions {
+  /**
+   * A member of the outermost object with lists of token ids. A long one of whole numbers of at
+   * most 9 digits becomes an `Int32Array`. @default none
+   */
+  readonly idsMember?: string | undefined;
+  /** Bytes that are parsed at once. @default 64 KiB */
+  readonly pieceBytes?: number | undefined;
+  /** A longer member of the outermost object is in `long`. @default 4 KiB */
+  readonly longMemberBytes?: number | undefined;
+}
+
+/**
+ * Parses JSON as `JSON.parse` does, and yields after each piece, so that the caller can serve
+ * others between the pieces. Lists, objects and strings of any depth are cut. Throws for what is
+ * not JSON. The text must have passed a `JsonScan`, which limits its depth and members.
+ */
+export function* parseJsonPieces(
+  given: Uint8Array,
+  { idsMember, pieceBytes = PIECE_BYTES, longMemberBytes = LONG_MEMBER_BYTES }: PieceOptions = {},
+): Generator<undefined, ParsedPieces> {
+  const bytes = asBuffer(given);
+  const begin = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
+  const values = new LongValues(begin, pieceBytes, longMemberBytes);
+  for (let from = begin; from < bytes.length; from += pieceBytes) {
+    values.push(bytes.subarray(from, from + pieceBytes), from);
+    yield;
+  }
+  const document = values.end(bytes.length);
+  return yield* new Pieces(bytes, pieceBytes, idsMember).parse(document);
+}
+
+/** The value of a body. Errors: `KV_REQUEST_INVALID`. */
+export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {
+  const pieces = parseJsonPieces(bytes);
+  try {
+    if (bytes.length > AT_ONCE_BYTES) return (await parses.run(pieces)).value;
+    let step = pieces.next();
+    while (step.done !== true) step = pieces.next();
+    return step.value.value;
+  } catch {
+    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
+  }
+}
+
+/** A list, an object or a string that is too long to be parsed at once. */
+interface LongValue {
+  readonly start: number;
+  /** Position after it. */
+  end: number;
+  /** Where its element of a list, or its member of an object begins. */
+  readonly elementStart: number;
+  /** All its commas. */
+  commas: number;
+  /** Those at which its elements are cut into groups. A long value is alone in its group. */
+  readonly cuts: number[];
+  /** The long values in it. */
+  readonly inner: LongValue[];
+}
+
+/** A value whose end has not come. */
+interface OpenValue extends LongValue {
+  /** Where its current element, or member, begins. */
+  current: number;
+  /** It is cut at the next comma after this position. */
+  cutFrom: number;
+}
+
+/** Finds what must be cut. */
+class LongValues {
+  readonly #reader = new JsonReader();
+  readonly #pieceBytes: number;
+  readonly #longMemberBytes: number;
+  /** The containers of the innermost one. The first one stands for the whole text, as a list. */
+  readonly #outer: OpenValue[] = [];
+  #innermost: OpenValue;
+  #quote = 0;
+
+  constructor(from: number, pieceBytes: number, longMemberBytes: number) {
+    this.#pieceBytes = pieceBytes;
+    this.#longMemberBytes = longMemberBytes;
+    this.#innermost = this.#begin(from - 1, from);
+  }
+
+  /** Reads the next bytes, which begin at the position `from`. */
+  push(bytes: Buffer, from: number): void {
+    const reader = this.#reader;
+    for (let found = reader.next(bytes, 0); found !== -1; found = reader.next(bytes, found + 1)) {
+      const at = from + found;
+      const innermost = this.#innermost;
+      switch (reader.token) {
+        case COMMA:
+          innermost.commas += 1;
+          innermost.current = at + 1;
+          if (at < innermost.cutFrom) break;
+          innermost.cuts.push(at);
+          innermost.cutFrom = at + this.#pieceBytes;
+          break;
+        case QUOTE:
+          if (reader.inString) this.#quote = at;
+          else if (at >= this.#quote + this.#shortestLong())
+            this.#endLong(this.#begin(this.#quote, innermost.current), at);
+          break;
+        case COLON:
+          // The string before it is a key.
+          if (innermost.inner.at(-1)?.start === this.#quote) innermost.inner.pop();
+          break;
+        case OPEN_LIST:
+        case OPEN_OBJECT:
+          this.#outer.push(innermost);
+          this.#innermost = this.#begin(at, innermost.current);
+          break;
+        default: {
+          const outer = this.#outer.pop();
+          if (outer === undefined) throw new SyntaxError("a bracket is not opened");
+          this.#innermost = outer;
+          if (at >= innermost.start + this.#shortestLong()) this.#endLong(innermost, at);
+        }
+      }
+    }
+  }
+
+  /** Returns the whole text, as a list of one element. */
+  end(lengthBytes: number): LongValue {
+    if (this.#outer.length > 0 || this.#reader.inString)
+      throw new SyntaxError("the text ends early");
+    this.#innermost.end = lengthBytes + 1;
+    return this.#innermost;
+  }
+
+  /** Of a value in the innermost container. That of the whole text always counts as long. */
+  #shortestLong(): number {
+    return [0, this.#longMemberBytes][this.#outer.length] ?? this.#pieceBytes;
+  }
+
+  #begin(start: number, elementStart: number): OpenValue {
+    const current = start + 1;
+    return {
+      start,
+      end: 0,
+      elementStart,
+      commas: 0,
+      cuts: [],
+      inner: [],
+      current,
+      cutFrom: current + this.#pieceBytes,
+    };
+  }
+
+  #endLong(value: OpenValue, at: number): void {
+    value.end = at + 1;
+    this.#innermost.inner.push(value);
+    this.#innermost.cutFrom = 0;
+  }
+}
+
+const BOM = "\u00ef\u00bb\u00bf";
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+/** Elements of a list or members of an object: a long value and its key, or several others. */
+interface Group {
+  readonly from: number;
+  readonly end: number;
+  /** The long value that begins at `end`. */
+  readonly long?: LongValue;
+}
+
+/** Parses the pieces of a text whose long values are known. */
+class Pieces {
+  readonly #bytes: Buffer;
+  readonly #pieceBytes: number;
+  readonly #idsMember: string | undefined;
+  readonly #shortMembers: string[] = [];
+  readonly #long = new Map<string, Uint8Array>();
+  readonly #repeated = new Set<string>();
+
+  constructor(bytes: Buffer, pieceBytes: number, idsMember: string | undefined) {
+    this.#bytes = bytes;
+    this.#pieceBytes = pieceBytes;
+    this.#idsMember = idsMember;
+  }
+
+  *parse(document: LongValue): Generator<undefined, ParsedPieces> {
+    const list = yield* this.#list(document, 0, false);
+    if (list.length !== 1) throw new SyntaxError("the text is not one value");
+    return {
+      value: list[0],
+      text: `{${this.#shortMembers.join(",")}}`,
+      long: Array.from(this.#long, ([key, value]) => ({ key, value })),
+      repeated: this.#repeated,
+    };
+  }
+
+  /** `depth`: 1 is that of the outermost value. `hasIds`: of a list of token ids. */
+  *#value(long: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown> {
+    const first = this.#bytes[long.start];
+    if (first === QUOTE) return yield* this.#string(long);
+    // Behind its opening bracket in ASCII, as { and } and [ and ] are.
+    if (this.#bytes[long.end - 1] !== (first as number) + 2)
+      throw new SyntaxError("a bracket is of the other kind");
+    if (first === OPEN_OBJECT) return yield* this.#object(long, depth);
+    return (
+      (hasIds ? yield* this.#ids(long) : undefined) ?? (yield* this.#list(long, depth, hasIds))
+    );
+  }
+
+  *#list(list: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown[]> {
+    // V8 would copy a list that grows to millions of elements again and again.
+    const value = new Array<unknown>(list.commas + 1);
+    let count = 0;
+    for (const { from, end, long } of this.#groups(list)) {
+      if (long !== undefined) {
+        if (!this.#isBlank(from, end)) throw new SyntaxError("two values without a comma");
+        value[count++] = yield* this.#value(long, depth + 1, hasIds);
+      } else {
+        const elements = JSON.parse(`[${this.#text(from, end)}]`) as unknown[];
+        if (elements.length === 0) throw new SyntaxError("an element is missing");
+        for (const element of elements) value[count++] = element;
+      }
+      yield;
+    }
+    value.length = count;
+    return value;
+  }
+
+  *#object(object: LongValue, depth: number): Generator<undefined, Record<string, unknown>> {
+    const value: Record<string, unknown> = {};
+    const isOutermost = depth === 1;
+    const set = (key: string, member: unknown) => {
+      if (isOutermost && Object.hasOwn(value, key)) this.#repeated.add(key);
+      // As in `JSON.parse`, `__proto__` is a key like another.
+      if (key !== "__proto__") value[key] = member;
+      else
+        Object.defineProperty(value, key, {
+          value: member,
+          configurable: true,
+          enumerable: true,
+          writable: true,
+        });
+    };
+    for (const { from, end, long } of this.#groups(object)) {
+      const text = this.#text(from, end);
+      const members = JSON.parse(`{${text}${long === undefined ? "" : "[]"}}`) as object;
+      const keys = Object.keys(members);
+      const [key] = keys;
+      if (key === undefined) throw new SyntaxError("a member is missing");
+      if (long !== undefined) {
+        set(key, yield* this.#value(long, depth + 1, isOutermost && key === this.#idsMember));
+        if (isOutermost) this.#long.set(key, this.#bytes.subarray(long.start, long.end));
+      } else {
+        for (const [name, member] of Object.entries(members)) set(name, member);
+        if (isOutermost) this.#shortMembers.push(text);
+        if (isOutermost) for (const name of keys) this.#long.delete(name);
+      }
+      yield;
+    }
+    return value;
+  }
+
+  /** A list of whole numbers of at most 9 digits; undefined for another one. */
+  *#ids(list: LongValue): Generator<undefined, Int32Array | undefined> {
+    // V8 does not count shared memory. With what it counts it collects all garbage after every few
+    // long bodies.
+    const ids = new Int32Array(new SharedArrayBuffer(4 * (list.commas + 1)));
+    let count = 0;
+    for (const { from, end, long } of this.#groups(list)) {
+      if (long !== undefined) return undefined;
+      count = readIds(this.#bytes.subarray(from, end), ids, count);
+      if (count === 0) return undefined;
+      yield;
+    }
+    return count === 0 ? undefined : ids;
+  }
+
+  *#string({ start, end }: LongValue): Generator<undefined, string> {
+    let value = "";
+    let from = start + 1;
+    while (from < end - 1) {
+      const to = this.#cutOfString(from, end - 1);
+      value += JSON.parse(`"${this.#text(from, to)}"`) as string;
+      from = to;
+      yield;
+    }
+    return value;
+  }
+
+  /** Where a piece of a string ends: not within an escape or a character. */
+  #cutOfString(from: number, end: number): number {
+    const bytes = this.#bytes;
+    // An escape has at most 6 bytes, a character 4.
+    const most = from + Math.max(16, this.#pieceBytes);
+    if (most >= end) return end;
+    const slash = most - 5 + bytes.subarray(most - 5, most).lastIndexOf(BACKSLASH);
+    let slashes = 0;
+    while (slash - slashes >= from && bytes[slash - slashes] === BACKSLASH) slashes += 1;
+    if (slashes % 2 === 1) return slash;
+    let to = most;
+    while (to > most - 4 && ((bytes[to] as number) & 0xc0) === 0x80) to -= 1;
+    return to;
+  }
+
+  #groups({ start, end, commas, cuts, inner }: LongValue): Group[] {
+    if (commas + inner.length === 0 && this.#isBlank(start + 1, end - 1)) return [];
+    const groups: Group[] = [];
+    let taken = 0;
+    let from = start + 1;
+    for (const groupEnd of [...cuts, end - 1]) {
+      const long = inner[taken];
+      if (long !== undefined && long.start < groupEnd) {
+        taken += 1;
+        if (long.elementStart > from) groups.push({ from, end: long.elementStart - 1 });
+        if (!this.#isBlank(long.end, groupEnd)) throw new SyntaxError("two values without a comma");
+        groups.push({ from: long.elementStart, end: long.start, long });
+      } else groups.push({ from, end: groupEnd });
+      from = groupEnd + 1;
+    }
+    return groups;
+  }
+
+  #isBlank(from: number, end: number): boolean {
+    for (let at = from; at < end; at += 1) if (!isBlankByte(this.#bytes[at])) return false;
+    return true;
+  }
+
+  #text(from: number, end: number): string {
+    return utf8.decode(this.#bytes.subarray(from, end));
+  }
+}
+
+/** A longer id has no room in 32 bits, or is larger than all vocabularies. */
+const MOST_BEFORE_LAST_DIGIT = 99_999_999;
+
+/**
+ * Reads whole numbers of at most 9 digits, with commas between them, into `ids` from `count` on.
+ * Returns how many are there then; 0 where there is anything else.
+ */
+function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
+  let end = count;
+  /** The number that is being read; -1 for none. */
+  let id = -1;
+  let hasEnded = false;
+  for (let at = 0; at < bytes.length; at += 1) {
+    const byte = bytes[at] as number;
+    if (byte >= 0x30 && byte <= 0x39) {
+      if (hasEnded || id === 0 || id > MOST_BEFORE_LAST_DIGIT) return 0;
+      id = (id === -1 ? 0 : 10 * id) + byte - 0x30;
+    } else if (byte === COMMA) {
+      if (id === -1) return 0;
+      ids[end++] = id;
+      id = -1;
+      hasEnded = false;
+    } else if (!isBlankByte(byte)) return 0;
+    else hasEnded = id !== -1;
+  }
+  if (id === -1) return 0;
+  ids[end++] = id;
+  return end;
+}
+
+/** Whether JSON allows the byte between its values. */
+function isBlankByte(byte: number | undefined): boolean {
+  return byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09;
+}
