@@ -1,6 +1,6 @@
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { type BlockContents, type BlockQuestion, contentsOfPage } from "./block-labels.js";
+import { type BlockContents, type BlockQuestion, contentsOfPage, inOrder } from "./block-labels.js";
 import { type DescriptorLookup, descriptorLookup } from "./descriptors.js";
 import { fail } from "./proof-result.js";
 
@@ -156,17 +156,30 @@ function orders(
   return [converted, converted];
 }
 
-/** The contents of a block. A row that packs several caches has a page for each. */
+/**
+ * The contents of a block. A row that packs several caches has pages, and each page is one cache in
+ * each group: caches of different groups have the same place.
+ */
 function contentsOfBlock(owner: string, question: BlockQuestion, name: string): BlockContents {
   const { rank, region } = question;
   const packed = cachesOf(region, rank).flatMap((cache) => {
     const page = rank.packedMembers?.[cache];
-    return page === undefined
-      ? []
-      : [{ cache, offset: page.offsetBytes, lengthBytes: page.lengthBytes }];
+    return page === undefined ? [] : [{ cache, at: page.offsetBytes, ...page }];
   });
-  const whole = { cache: name, offset: 0, lengthBytes: region.blockLengthBytes };
-  const [first, ...others] = (packed.length > 0 ? packed : [whole]).map((page) => {
+  const pages: Page[] = [];
+  for (const { cache, at: offset, lengthBytes } of inOrder(packed)) {
+    const last = pages.at(-1);
+    if (last === undefined || offset >= last.offset + last.lengthBytes) {
+      pages.push({ cache, offset, lengthBytes });
+      continue;
+    }
+    last.cache = [...last.cache.split(", "), cache].sort().join(", ");
+    last.lengthBytes = Math.max(last.lengthBytes, offset + lengthBytes - last.offset);
+  }
+  if (pages.length === 0)
+    pages.push({ cache: name, offset: 0, lengthBytes: region.blockLengthBytes });
+
+  const [first, ...others] = pages.map((page) => {
     const contents = contentsOfPage(question, page);
     if (contents !== undefined) return contents;
     const { cache, lengthBytes } = page;
@@ -177,4 +190,11 @@ function contentsOfBlock(owner: string, question: BlockQuestion, name: string): 
     );
   }) as [BlockContents, ...BlockContents[]];
   return { ...first, tiles: [first, ...others].flatMap(({ tiles }) => tiles) };
+}
+
+/** The bytes of one cache in a block, or of several that are never in the same block. */
+interface Page {
+  cache: string;
+  readonly offset: number;
+  lengthBytes: number;
 }
