@@ -1,4 +1,3 @@
-import type { VllmServer } from "./server.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
 
 export interface Completion {
@@ -127,7 +126,7 @@ export async function prefilled(url: string, decoder: string, tokens: Tokens): P
 /** D's tokens for a prompt that P at `url` computes, also after a handshake timeout. */
 export function handedOver(
   url: string,
-  d: VllmServer,
+  d: { readonly url: string; log(): string },
   tokens: Tokens,
   maxTokens: number,
   options: CallOptions = {},

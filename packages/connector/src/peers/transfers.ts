@@ -7,7 +7,6 @@ import type {
   TransferResult,
 } from "@kv/interface";
 import { METRICS } from "../metrics/metric-names.js";
-import type { PeerContext } from "./remote-engine.js";
 
 const COUNTERS = [
   METRICS.failedTransfers,
@@ -91,7 +90,15 @@ export interface RequestTransfers {
  * Errors: the first failure.
  */
 export async function transferAll(
-  { agent, metrics, tracer }: Pick<PeerContext, "agent" | "metrics" | "tracer">,
+  {
+    agent,
+    metrics,
+    tracer,
+  }: {
+    readonly agent: Agent;
+    readonly metrics: TransferMetrics;
+    readonly tracer?: Tracer | undefined;
+  },
   { signal, parent }: { readonly signal: AbortSignal; readonly parent: string | undefined },
   run: (transfers: RequestTransfers) => Promise<unknown>,
 ): Promise<void> {

@@ -1,5 +1,5 @@
-import type { AllFacts } from "../checks/list.js";
 import { type Check, check } from "../checks/report.js";
+import type { ServerFacts } from "./server-facts.js";
 
 /** vLLM's default of `kv_lease_duration`. */
 export const DEFAULT_LEASE_MS = 30_000;
@@ -15,7 +15,11 @@ export function leaseChecks({
   prefill,
   decode: { queueTime },
   leaseMs,
-}: Pick<AllFacts, "prefill" | "decode" | "leaseMs">): Check[] {
+}: {
+  readonly prefill: ServerFacts;
+  readonly decode: ServerFacts;
+  readonly leaseMs: number;
+}): Check[] {
   if (queueTime === undefined) return [];
   const { requests, p99Seconds } = queueTime;
   const leaseSeconds = leaseMs / 1000;

@@ -9,10 +9,10 @@ import {
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { postingLines, postingOf } from "@kv/kv-plan";
 import type { EngineTransferPlan } from "@kv/plan";
-import type { AllFacts } from "../checks/list.js";
 import { type Check, check } from "../checks/report.js";
 import { ranksLike } from "../live-plan/live-pair.js";
 import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
+import type { ServerFacts } from "./server-facts.js";
 
 export interface PlanOptions {
   readonly prefillTp: number;
@@ -32,7 +32,11 @@ export function planChecks({
   prefill,
   decode,
   plan: options,
-}: Pick<AllFacts, "prefill" | "decode" | "plan">): Check[] {
+}: {
+  readonly prefill: ServerFacts;
+  readonly decode: ServerFacts;
+  readonly plan: PlanOptions;
+}): Check[] {
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];

@@ -1,5 +1,5 @@
-import type { AllFacts } from "../checks/list.js";
 import { type Check, check } from "../checks/report.js";
+import type { Compatibility } from "./compatibility-checks.js";
 import type { ServerFacts } from "./server-facts.js";
 import { roundTripMs } from "./side-channel-checks.js";
 import { pairVersionCheck, serverVersion, serverVersionCheck } from "./wire-version.js";
@@ -12,7 +12,11 @@ export function versionChecks({
   prefill,
   decode,
   compatibility: { factors },
-}: Pick<AllFacts, "prefill" | "compatibility"> & { decode?: ServerFacts }): Check[] {
+}: {
+  readonly prefill: ServerFacts;
+  readonly decode?: ServerFacts;
+  readonly compatibility: Compatibility;
+}): Check[] {
   const ofPrefill = serverVersion(prefill, factors.prefill);
   const checks = serverVersionCheck(prefill, ofPrefill);
   if (decode === undefined) return checks;

@@ -1,5 +1,4 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
-import type { AllFacts } from "../checks/list.js";
 import { type Check, check, type Role } from "../checks/report.js";
 import {
   active,
@@ -11,6 +10,7 @@ import {
   type MeasuredTransport,
 } from "../doctor/memory/transport-check.js";
 import type { EngineCounters } from "./counters.js";
+import type { SeenDeployment } from "./verify-checks.js";
 
 /** What a server's log says about its lanes. */
 export interface LoggedLanes {
@@ -43,7 +43,10 @@ const LONG_POST_MS = 5;
 export function laneChecks({
   deployment: { totals },
   lane: evidence,
-}: Pick<AllFacts, "deployment" | "lane">): Check[] {
+}: {
+  readonly deployment: SeenDeployment;
+  readonly lane: LaneEvidence;
+}): Check[] {
   const poster: Role = totals.decode.transfers > 0 ? "decode" : "prefill";
   const moved = totals[poster];
   const lane = laneInUse(poster, evidence);

@@ -1,5 +1,4 @@
 import type { KvError } from "@kv/interface";
-import type { AllFacts } from "../checks/list.js";
 import { type Check, check, type Role } from "../checks/report.js";
 import type { Answer } from "../http/engine-server.js";
 import type { LeakReport } from "../load/block-leaks.js";
@@ -38,7 +37,9 @@ export interface SeenDeployment {
 const prompts = (count: number) => `${count} ${count === 1 ? "prompt" : "prompts"}`;
 const tokens = (count: number) => count.toLocaleString("en-US");
 
-type Seen = Pick<AllFacts, "deployment">;
+interface Seen {
+  readonly deployment: SeenDeployment;
+}
 
 export function requestChecks({ deployment: { prompts: sent } }: Seen): Check[] {
   const failed = sent.flatMap(({ failure }) => failure ?? []);

@@ -1,7 +1,8 @@
 import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
 import { EventFrames, rawMember, type StreamEvent } from "@kv/http";
-import { isObject, type LegAnswer } from "../response/leg-answer.js";
+import type { LegAnswer } from "../response/leg-answer.js";
+import { isObject } from "../response/stream-rules.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 
 /** What a D says about a turn that has ended. */

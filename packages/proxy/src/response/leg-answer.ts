@@ -15,7 +15,7 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
-import { FirstEvent, streamedError } from "./stream-rules.js";
+import { FirstEvent, isObject, streamedError } from "./stream-rules.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -204,10 +204,6 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
   const [first] = choices as readonly Fields[];
   if (onePart && (first?.index ?? 0) !== 0)
     throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
-}
-
-export function isObject(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 export type PrefillOutcome = PrefilledKv | PrefillWithoutKv | PrefillError;

@@ -6,8 +6,9 @@ import { badAnswer } from "../upstream/upstream-errors.js";
 import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { withCachedTokens } from "./cached-tokens.js";
-import { type AnswerTarget, drained, isObject, readChunk } from "./leg-answer.js";
+import { type AnswerTarget, drained, readChunk } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
+import { isObject } from "./stream-rules.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
 
 type Fields = Record<string, unknown>;

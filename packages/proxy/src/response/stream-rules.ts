@@ -1,8 +1,11 @@
 import type { Endpoint } from "@kv/fleet/front-end";
 import { EventFrames, isDone, type StreamEvent } from "@kv/http";
-import { isObject } from "./leg-answer.js";
 
 type Fields = Readonly<Record<string, unknown>>;
+
+export function isObject(value: unknown): value is Fields {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
 
 /**
  * Names of the events that end a stream. Where there is none, `[DONE]` ends it, and its events have
