@@ -4,7 +4,10 @@ import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { type CompletionOutcome, complete } from "../../apps/demo/src/run/completion-client.js";
 
 export interface Deployment {
-  /** Sends a request through the proxy, or to P alone. Errors: those of the request. */
+  /**
+   * Sends a request through the proxy, or to P alone.
+   * @throws The errors of the request.
+   */
   send(
     prompt: readonly number[],
     maxTokens: number,

@@ -22,7 +22,10 @@ export const SMALL = JSON.stringify({
   stream: true,
 });
 
-/** Gets `/health`, or posts a completion. Errors: a status that is not 200. */
+/**
+ * Gets `/health`, or posts a completion.
+ * @throws A status that is not 200.
+ */
 export async function send(
   url: string,
   body?: string | Uint8Array<ArrayBuffer>,

@@ -51,7 +51,8 @@ export class LoadGenerator {
   /**
    * Without `perSecond` a closed loop: each client sends its next request when its last answer is
    * complete. With it requests are sent at that rate, and each is timed from the moment when it was
-   * due: at the same rate two routers can be compared by latency. Errors: a request that fails.
+   * due: at the same rate two routers can be compared by latency.
+   * @throws A request that fails.
    */
   async load(url: string, clients: number, ms: number, perSecond = 0): Promise<LoadResult> {
     const result = await this.#run(url, clients, ms, perSecond);

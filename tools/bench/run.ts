@@ -22,7 +22,10 @@ export class Run {
     return this.short ? Math.min(3, count) : count;
   }
 
-  /** Measures the parts that are asked for, one after another. Errors: a part that is not there. */
+  /**
+   * Measures the parts that are asked for, one after another.
+   * @throws A part that is not there.
+   */
   async parts<Shared>(
     all: Readonly<Record<string, (shared: Shared) => Promise<readonly Row[]>>>,
     shared: Shared,

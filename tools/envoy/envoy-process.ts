@@ -21,8 +21,8 @@ const READY_TIMEOUT_MS = 60_000;
 const GUARD = `exec 3<&0; "$@" </dev/null 3<&- & envoy=$!; (cat <&3 >/dev/null; kill -9 $envoy 2>/dev/null) & exec 3<&-; wait $envoy`;
 
 /**
- * Starts Envoy in front of a picker and decode instances, and waits until it is ready. Errors:
- * `KV_INSTALL_FAILED`, `KV_ENGINE_FAILED`.
+ * Starts Envoy in front of a picker and decode instances, and waits until it is ready.
+ * @throws `KV_INSTALL_FAILED`, `KV_ENGINE_FAILED`.
  */
 export async function startEnvoy({ port = 0, ...options }: EnvoyOptions): Promise<EnvoyProcess> {
   const binary = await installEnvoy();

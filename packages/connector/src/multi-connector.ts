@@ -100,7 +100,7 @@ export function delegateTo<Target extends object>(
   });
 }
 
-/** Errors: `KV_CONFIG_INVALID`, and those of `readTransferConfig` and of the registry. */
+/** @throws `KV_CONFIG_INVALID`, and those of `readTransferConfig` and of the registry. */
 function configuredParts(
   config: KvTransferConfig,
   resolve: ConnectorRegistry["resolve"],
@@ -270,7 +270,7 @@ function multiScheduler(
   };
 }
 
-/** Errors: `KV_CONFIG_INVALID` for two connectors that answer the same parameter, as in vLLM. */
+/** @throws `KV_CONFIG_INVALID` for two connectors that answer the same parameter, as in vLLM. */
 function together(params: readonly KvTransferParams[]): KvTransferParams {
   const merged: Record<string, unknown> = {};
   for (const [key, value] of params.flatMap((each) => Object.entries(each))) {

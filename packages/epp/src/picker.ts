@@ -39,7 +39,7 @@ export interface PickerAddress {
 export interface Picker {
   /**
    * Starts to serve gateways, on 127.0.0.1 and port 9002 by default; port 0 takes a free one.
-   * Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
+   * @throws `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
    */
   listen(options?: {
     host?: string | undefined;
@@ -60,8 +60,8 @@ export interface Picker {
 }
 
 /**
- * Creates an Endpoint Picker for Envoy and gateways like it. Errors: `KV_CONFIG_INVALID`,
- * `KV_CONFIG_UNKNOWN_KEY`.
+ * Creates an Endpoint Picker for Envoy and gateways like it.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`.
  */
 export function createPicker(options: PickerOptions): Picker {
   return new ExtProcPicker(options);

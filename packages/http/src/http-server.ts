@@ -58,9 +58,9 @@ export interface HttpBodyLimits extends JsonLimits {
 export interface HttpServerOptions {
   /** Limits of connections and heads. */
   readonly limits: HttpConnectionLimits;
-  /** Without them, the server reads no body. @default undefined */
+  /** Without them, the server reads no body. */
   readonly bodies?: HttpBodyLimits | undefined;
-  /** Reads bodies of every content type as JSON; without it, others get 415. @default undefined */
+  /** Reads bodies of every content type as JSON; without it, others get 415. */
   readonly anyContentType?: true | undefined;
   /**
    * For the time that a refused client has to read its answer, for `close`, and for the time that
@@ -69,7 +69,7 @@ export interface HttpServerOptions {
   readonly clock: Clock;
   /** Where long bodies wait to be parsed. @default a queue of this server */
   readonly parses?: YieldingQueue | undefined;
-  /** With it, clients speak TLS. @default undefined */
+  /** With it, clients speak TLS. */
   readonly certificate?: Certificate | undefined;
   /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
   readonly serve: (turn: Turn) => Promise<void>;
@@ -145,7 +145,10 @@ export class HttpServer {
     );
   }
 
-  /** Starts to listen, and resolves with the port. Errors: as `listen`. */
+  /**
+   * Starts to listen, and resolves with the port.
+   * @throws As `listen`.
+   */
   async listen(host: string, port: number): Promise<number> {
     await this.#options.certificate?.ready();
     return listen(this.#server, host, port);
@@ -174,8 +177,8 @@ export class HttpServer {
   }
 
   /**
-   * Reads the body of a request. The caller ends its share, with the request. Errors:
-   * `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
+   * Reads the body of a request. The caller ends its share, with the request.
+   * @throws `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
    * `KV_PROXY_OVERLOADED` without memory for it; `KV_REQUEST_ABORTED` when the client disconnects.
    */
   async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
@@ -195,8 +198,8 @@ export class HttpServer {
   }
 
   /**
-   * Calls `use` with the value of a request's body, whose bytes count until then. Errors: as
-   * `readBody`, and `KV_REQUEST_INVALID` for what is not JSON.
+   * Calls `use` with the value of a request's body, whose bytes count until then.
+   * @throws As `readBody`, and `KV_REQUEST_INVALID` for what is not JSON.
    */
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
     const body = await this.readBody(turn);
@@ -249,7 +252,8 @@ const nothing = () => {};
 /**
  * Refuses heads that Node's parser accepts, and that another server on the way may read
  * differently: two `Host` headers, another major version of HTTP, a transfer coding besides
- * `chunked`, or any in HTTP/1.0. Errors: `KV_REQUEST_INVALID`; the answer closes the connection.
+ * `chunked`, or any in HTTP/1.0.
+ * @throws `KV_REQUEST_INVALID`; the answer closes the connection.
  */
 function checkRequestHead(request: IncomingMessage, response: ServerResponse): void {
   const error = refusalOf(request);
@@ -306,8 +310,8 @@ function createPlainOrTls(certificate: Certificate | undefined, options: ServerO
 }
 
 /**
- * Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken
- * or the host is not of this machine.
+ * Starts to listen, and resolves with the port.
+ * @throws `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine.
  */
 export async function listen(server: NetServer, host: string, port: number): Promise<number> {
   await new Promise<void>((resolve, reject) => {

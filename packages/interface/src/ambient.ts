@@ -83,7 +83,7 @@ export interface AmbientOptions {
   readonly log?: Log | undefined;
   /** Sink for metrics. @default noMetrics */
   readonly metrics?: Metrics | undefined;
-  /** Records spans. @default undefined */
+  /** Records spans. */
   readonly tracer?: Tracer | undefined;
 }
 

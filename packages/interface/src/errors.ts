@@ -84,14 +84,14 @@ export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 
 /** Options of the constructor of `KvError`. */
 export interface KvErrorOptions {
-  /** Remedy: a command, a setting, or a value that works. @default undefined */
+  /** Remedy: a command, a setting, or a value that works. */
   hint?: string | undefined;
   /**
    * Values for programs, such as the two that disagree. Plain data only; logs and `--json` print
-   * it. @default undefined
+   * it.
    */
   details?: Readonly<Record<string, unknown>> | undefined;
-  /** The error that caused this one. @default undefined */
+  /** The error that caused this one. */
   cause?: unknown;
 }
 

@@ -9,7 +9,6 @@ export interface SpanOptions {
   /**
    * W3C `traceparent` of the parent, from this process or from another one. Untrusted: a malformed
    * value, like an absent one, begins a new trace.
-   * @default undefined
    */
   readonly parent?: string | undefined;
   /**
@@ -17,7 +16,7 @@ export interface SpanOptions {
    * "internal"
    */
   readonly kind?: "internal" | "server" | "client" | undefined;
-  /** Attributes that are known at the start. @default undefined */
+  /** Attributes that are known at the start. */
   readonly attributes?: SpanAttributes | undefined;
 }
 

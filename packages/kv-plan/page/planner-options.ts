@@ -73,7 +73,10 @@ export function fromFragment(fragment: string): PageOptions {
   ) as unknown as PageOptions;
 }
 
-/** The names of known models by the family of their rules. Errors: those of `modelCaches`. */
+/**
+ * The names of known models by the family of their rules.
+ * @throws The errors of `modelCaches`.
+ */
 export function byFamily(
   models: Readonly<Record<string, unknown>>,
 ): Readonly<Record<string, string[]>> {
@@ -86,8 +89,8 @@ export function byFamily(
 }
 
 /**
- * Plans and proves the pair of the form. `models` are the known configs by name. Errors:
- * `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong.
+ * Plans and proves the pair of the form. `models` are the known configs by name.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong.
  */
 export function reportOf(
   options: PageOptions,

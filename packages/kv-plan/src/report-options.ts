@@ -38,7 +38,7 @@ export interface ReportOptions {
   readonly kvbench: boolean;
   /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
   readonly plans: boolean;
-  /** `--out`: the file to write to instead of the terminal. @default undefined */
+  /** `--out`: the file to write to instead of the terminal. */
   readonly out?: string | undefined;
 }
 

@@ -69,8 +69,8 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
 /**
  * Plans and proves a pair with a sample request, and prints the report in the form that the options
  * name. Returns an exit code: `failed` for a pair that has no plan, and for a plan in which the
- * proof found a fault. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be
- * written.
+ * proof found a fault.
+ * @throws `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
  */
 export async function printReport(
   pair: Pair,
@@ -119,8 +119,8 @@ const FORMS = ["json", "mermaid", "svg", "html", "kvbench", "plans"] as const;
 type Form = (typeof FORMS)[number];
 
 /**
- * The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are
- * several.
+ * The form that is asked for; undefined for text.
+ * @throws `KV_CONFIG_INVALID` when there are several.
  */
 function formOf(options: ReportOptions): Form | undefined {
   const [form, ...more] = FORMS.filter((one) => options[one]);

@@ -33,7 +33,10 @@ export interface NrtTensor {
   close(): void;
 }
 
-/** Loads the addon. Errors: `KV_ADDON_NOT_FOUND`, with the path and the cause. */
+/**
+ * Loads the addon.
+ * @throws `KV_ADDON_NOT_FOUND`, with the path and the cause.
+ */
 export function loadNrtAddon(): NrtAddon {
   const platform = `${process.platform}-${process.arch}`;
   const path = fileURLToPath(new URL(`../native/${platform}/kv_neuron.node`, import.meta.url));
@@ -66,9 +69,9 @@ export function nrtLibraryPaths(
 }
 
 /**
- * Calls `attempt` with each path until one has a library, and returns its result. Errors: those of
- * `attempt` for a library that exists but does not work; `KV_STAGING_FAILED` with every path that
- * was tried.
+ * Calls `attempt` with each path until one has a library, and returns its result.
+ * @throws The errors of `attempt` for a library that exists but does not work; `KV_STAGING_FAILED`
+ * with every path that was tried.
  */
 export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: string) => T): T {
   const tried: string[] = [];

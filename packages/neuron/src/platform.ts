@@ -61,8 +61,8 @@ const LIMITS: readonly {
  * separate on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron
  * since its patch 20). Batches execute one after another. `check` throws `KV_PLATFORM_UNSUPPORTED`
  * for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory
- * directly, `capabilities.directRegistration` says so. Errors: `KV_CONFIG_INVALID` for a family
- * that is none of Neuron's.
+ * directly, `capabilities.directRegistration` says so.
+ * @throws `KV_CONFIG_INVALID` for a family that is none of Neuron's.
  */
 export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions = {}): Platform {
   const family = familyOf(given);
@@ -97,7 +97,10 @@ export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions
   };
 }
 
-/** The family of an instance type: "trn1" of "trn1.32xlarge". Errors: `KV_CONFIG_INVALID`. */
+/**
+ * The family of an instance type: "trn1" of "trn1.32xlarge".
+ * @throws `KV_CONFIG_INVALID`.
+ */
 function familyOf(instanceType: string): string {
   const [, family] = /^((?:trn|inf)[1-9][a-z]*)(?:\.[a-z0-9-]+)?$/.exec(instanceType) ?? [];
   if (family !== undefined) return family;

@@ -37,7 +37,7 @@ import { formatValue, requireObject } from "./validate.js";
 export interface NixlTransportOptions extends AmbientOptions {
   /**
    * Path of `libnixl_capi.so`. It comes before every other place in which the library is looked
-   * for. @default undefined
+   * for.
    */
   readonly library?: string | undefined;
   /**
@@ -52,7 +52,7 @@ export interface NixlTransportOptions extends AmbientOptions {
   readonly checkMetadata?: boolean | undefined;
   /**
    * Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of
-   * the process before NIXL loads. @default undefined
+   * the process before NIXL loads.
    */
   readonly env?: Readonly<Record<string, string>> | undefined;
 }

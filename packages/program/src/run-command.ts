@@ -7,7 +7,7 @@ export interface CommandOptions {
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
   /** It is killed after this long. @default no limit */
   readonly timeoutMs?: number | undefined;
-  /** Gets each line of stdout and stderr that is not empty. @default undefined */
+  /** Gets each line of stdout and stderr that is not empty. */
   readonly onLine?: ((line: string) => void) | undefined;
 }
 

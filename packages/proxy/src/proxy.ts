@@ -62,7 +62,7 @@ export interface ProxyAddress {
 export interface Proxy {
   /**
    * Starts to serve clients, on 127.0.0.1 and port 8000 by default; port 0 takes a free one.
-   * Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
+   * @throws `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
    */
   listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<ProxyAddress>;
   /** The present state. */
@@ -79,8 +79,8 @@ export interface Proxy {
 }
 
 /**
- * Creates a prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`,
- * `KV_CONFIG_UNKNOWN_KEY`.
+ * Creates a prefill/decode router in front of OpenAI-style servers.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`.
  */
 export function createProxy(options: ProxyOptions): Proxy {
   return new PrefillDecodeProxy(options);
@@ -360,8 +360,8 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
 }
 
 /**
- * Requests name the prefill instances of a sidecar; each must be allowed. Errors:
- * `KV_CONFIG_INVALID` where none could be.
+ * Requests name the prefill instances of a sidecar; each must be allowed.
+ * @throws `KV_CONFIG_INVALID` where none could be.
  */
 function requireSidecarAllows(
   { sidecar, discovery }: ProxySettings,

@@ -119,8 +119,8 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   }
 
   /**
-   * Receives a request. Settles when no transfer of it can touch memory any more. Errors:
-   * `ReceiveError`.
+   * Receives a request. Settles when no transfer of it can touch memory any more.
+   * @throws `ReceiveError`.
    */
   async #receive(receive: PendingReceive<ReceiveOrder>): Promise<void> {
     const { order } = receive;
@@ -188,7 +188,8 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
 
   /**
    * Checks that P held the blocks until the READs had ended. Returns whether P has compared the
-   * prompts: one of an earlier version does not. Errors: `ReceiveError`.
+   * prompts: one of an earlier version does not.
+   * @throws `ReceiveError`.
    */
   async #requireLease(
     engine: RemoteEngine,

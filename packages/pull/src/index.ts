@@ -19,7 +19,10 @@ export const pullConnector: ConnectorModule = {
 
 export default pullConnector;
 
-/** Registers the connector under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
+/**
+ * Registers the connector under all of its names.
+ * @throws `KV_CONNECTOR_DUPLICATE`.
+ */
 export function registerPullConnector(
   register: (name: string, loader: ConnectorLoader) => void = registerConnector,
 ): void {

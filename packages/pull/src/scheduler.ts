@@ -30,7 +30,10 @@ interface PullSource {
   readonly blocks: Pick<RemoteBlocks, "blockIds" | "expirySeconds">;
 }
 
-/** Creates the scheduler side of pull, for P and D. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Creates the scheduler side of pull, for P and D.
+ * @throws `KV_CONFIG_INVALID`.
+ */
 export function createPullScheduler(options: SchedulerOptions): PullScheduler {
   return new ConnectorScheduler(options, {
     name: PULL,
@@ -102,8 +105,8 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
 }
 
 /**
- * The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its
- * value.
+ * The blocks that hold a request's KV at P.
+ * @throws `KV_REQUEST_INVALID`, naming the key and its value.
  */
 function readSource(
   params: KvTransferParams,

@@ -6,8 +6,8 @@ import { PrefillWorker } from "./prefill-worker.js";
 import { PULL, type PullStepMetadata } from "./step-metadata.js";
 
 /**
- * Creates the worker side of pull, for one rank: P's and D's half around one agent. Errors:
- * `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ * Creates the worker side of pull, for one rank: P's and D's half around one agent.
+ * @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createPullWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
   return createConnectorWorker<PullStepMetadata>(options, {

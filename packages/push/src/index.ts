@@ -19,7 +19,10 @@ export const pushConnector: ConnectorModule = {
 
 export default pushConnector;
 
-/** Registers the connector under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
+/**
+ * Registers the connector under all of its names.
+ * @throws `KV_CONNECTOR_DUPLICATE`.
+ */
 export function registerPushConnector(
   register: (name: string, loader: ConnectorLoader) => void = registerConnector,
 ): void {

@@ -30,7 +30,8 @@ function limitOf(plan: EngineTransferPlan, model: ModelGeometry): VllmLimit | un
 
 /**
  * Refuses what a vLLM 0.33 producer refuses itself, without a word to this side, and what it would
- * write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`.
+ * write wrongly.
+ * @throws `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`.
  */
 export function assertVllmCanWrite(
   { plan, address }: RemoteEngine,

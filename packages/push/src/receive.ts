@@ -32,7 +32,8 @@ const REPORT_GRACE_MS = 500;
  * notification of each of the producer's ranks, then runs the receive pass. Settles when no WRITE
  * can arrive any more; or after `decoderBlocksTtlMs`, or when the worker abandons it, although a
  * WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not
- * write. Errors: `ReceiveError`.
+ * write.
+ * @throws `ReceiveError`.
  */
 export async function receivePush(
   receive: PendingReceive<RegistrationOrder>,
@@ -258,8 +259,9 @@ export function withdrawRegistration(
 
 /**
  * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is
- * refused here, before a block is registered. Errors: `ReceiveError` with `transfer_setup_failed`
- * and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of `planRequest`.
+ * refused here, before a block is registered.
+ * @throws `ReceiveError` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`,
+ * `KV_BLOCKS_MISMATCH` or those of `planRequest`.
  */
 export function planReceive(
   engine: RemoteEngine,

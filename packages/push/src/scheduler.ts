@@ -23,7 +23,10 @@ import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-meta
 /** The scheduler side of push. */
 export type PushScheduler = ConnectorScheduler<RemotePrefill>;
 
-/** Creates the scheduler side of push, for P and D. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Creates the scheduler side of push, for P and D.
+ * @throws `KV_CONFIG_INVALID`.
+ */
 export function createPushScheduler(options: SchedulerOptions): PushScheduler {
   return new ConnectorScheduler(options, {
     name: PUSH,
@@ -175,8 +178,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
 
 /**
  * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were
- * sent at once, P's address as the proxy knows it beforehand, without blocks. Errors:
- * `KV_REQUEST_INVALID`, naming the key and its value.
+ * sent at once, P's address as the proxy knows it beforehand, without blocks.
+ * @throws `KV_REQUEST_INVALID`, naming the key and its value.
  */
 function readRemotePrefill(
   params: KvTransferParams,

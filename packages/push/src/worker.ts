@@ -6,8 +6,8 @@ import { PrefillWorker } from "./prefill-worker.js";
 import { PUSH, type PushStepMetadata } from "./step-metadata.js";
 
 /**
- * Creates the worker side of push, for one rank: P's and D's half around one agent. Errors:
- * `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ * Creates the worker side of push, for one rank: P's and D's half around one agent.
+ * @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createPushWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
   return createConnectorWorker<PushStepMetadata>(options, {

@@ -24,7 +24,7 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
    * 1024 * 1024
    */
   readonly maxReplyBytes?: number;
-  /** Encrypts all connections with these keys, as `withEncryption` does. @default undefined */
+  /** Encrypts all connections with these keys, as `withEncryption` does. */
   readonly handshakeKeys?: HandshakeKeys | undefined;
   /**
    * Whether connections are kept for ten seconds after a request, for the next one to the same

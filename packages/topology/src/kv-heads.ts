@@ -48,8 +48,8 @@ export interface KvReplication {
 }
 
 /**
- * Whether ranks hold replicas, for two TP sizes and a number of KV heads. Errors:
- * `KV_TOPOLOGY_INVALID` for a number below 1.
+ * Whether ranks hold replicas, for two TP sizes and a number of KV heads.
+ * @throws `KV_TOPOLOGY_INVALID` for a number below 1.
  */
 export function kvReplication(options: {
   /** Tensor-parallel size of the local engine. */

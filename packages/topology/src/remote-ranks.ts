@@ -19,8 +19,8 @@ export interface EnginePair {
 /**
  * The ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`). Positive where the local
  * engine has at least as many ranks: the number of local ranks that share a remote rank. Negative
- * where the remote engine has more: the number of remote ranks of a local rank. Errors:
- * `KV_TOPOLOGY_INVALID` when neither size divides the other.
+ * where the remote engine has more: the number of remote ranks of a local rank.
+ * @throws `KV_TOPOLOGY_INVALID` when neither size divides the other.
  */
 export function tpRatio(tpSize: number, remoteTpSize: number): number {
   requireInteger("tpSize", tpSize, 1);

@@ -18,7 +18,7 @@ export interface TpMappingOptions extends EnginePair {
   readonly groups: readonly KvCacheKind[];
   /**
    * KV heads of caches that are split by head although the target is MLA (a GQA draft). The mapping
-   * is then that of these caches. @default undefined
+   * is then that of these caches.
    */
   readonly headShardedKvHeads?: number | undefined;
 }
@@ -53,9 +53,9 @@ export interface TpMapping {
 }
 
 /**
- * The mapping of vLLM 0.33's `compute_tp_mapping`, as a pure function. Errors:
- * `KV_TOPOLOGY_INVALID` with both values when TP sizes do not divide one another, a number is out
- * of range, or there is no group.
+ * The mapping of vLLM 0.33's `compute_tp_mapping`, as a pure function.
+ * @throws `KV_TOPOLOGY_INVALID` with both values when TP sizes do not divide one another, a number
+ * is out of range, or there is no group.
  */
 export function computeTpMapping(options: TpMappingOptions): TpMapping {
   const { tpRank, tpSize, remoteTpSize, remoteDcpSize = 1, groups, headShardedKvHeads } = options;

@@ -183,7 +183,7 @@ function usedBytes(): number {
   return heapUsed + external;
 }
 
-/** Errors: a process without --expose-gc. */
+/** @throws A process without --expose-gc. */
 function collectGarbage(): void {
   const { gc } = globalThis as { gc?: () => void };
   if (gc === undefined) throw new Error("memory is measured in a process with --expose-gc");

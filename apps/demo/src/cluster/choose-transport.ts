@@ -5,8 +5,9 @@ export type TransportName = "nixl" | "memory";
 
 /**
  * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that
- * names the command to install NIXL. Errors: those of NIXL when `requested` is "nixl";
- * `KV_BACKEND_UNAVAILABLE` for a variable that names no backend, in any case.
+ * names the command to install NIXL.
+ * @throws The errors of NIXL when `requested` is "nixl"; `KV_BACKEND_UNAVAILABLE` for a variable
+ * that names no backend, in any case.
  */
 export async function chooseTransport(
   requested: TransportName | undefined,
@@ -30,8 +31,8 @@ export async function chooseTransport(
 }
 
 /**
- * Checks that the addon loads and the library exists; the instances open it. Errors: those of
- * `@kv/nixl`.
+ * Checks that the addon loads and the library exists; the instances open it.
+ * @throws The errors of `@kv/nixl`.
  */
 async function probeNixl(transport: NixlTransport): Promise<void> {
   try {

@@ -42,7 +42,10 @@ export interface Cluster extends AsyncDisposable {
   close(): Promise<void>;
 }
 
-/** Starts a cluster. Errors: the first error of a server; what was started is closed then. */
+/**
+ * Starts a cluster.
+ * @throws The first error of a server; what was started is closed then.
+ */
 export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
   const closers = new CloseStack(start.log);
   const close = () => closers.close();

@@ -199,8 +199,9 @@ export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "max
 }
 
 /**
- * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its
- * limit; `KV_OUT_OF_BLOCKS` for a request that is larger than the whole cache.
+ * Refuses a request that can never run.
+ * @throws `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request
+ * that is larger than the whole cache.
  */
 export function checkRequest(request: EngineRequest, limits: EngineLimits): void {
   const { requestId, promptTokens, maxTokens } = request;

@@ -131,8 +131,9 @@ export class Scheduler {
    * Gives a request the blocks of its prompt and of all of its output, so that an admitted request
    * never lacks blocks. Cached blocks are reused, except for the last prompt token, whose logits
    * are needed; the connector says how many tokens a peer supplies. Returns false, with nothing
-   * taken, when there is no room now. Errors: those of `matchedTokens`; `KV_REQUEST_INVALID` when
-   * the connector promises more tokens than the prompt has.
+   * taken, when there is no room now.
+   * @throws The errors of `matchedTokens`; `KV_REQUEST_INVALID` when the connector promises more
+   * tokens than the prompt has.
    */
   #admit(record: RequestRecord): boolean {
     const { blocks, blockSize, connector } = this.#options;

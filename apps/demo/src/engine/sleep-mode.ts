@@ -50,7 +50,7 @@ export class SleepMode {
 
   /**
    * Ends all requests with `KV_REQUEST_ABORTED`. Resolves when no peer can touch the caches.
-   * Errors: `KV_ENGINE_FAILED` for a connector without `unregisterKvCaches`, and after `close`.
+   * @throws `KV_ENGINE_FAILED` for a connector without `unregisterKvCaches`, and after `close`.
    */
   sleep(): Promise<void> {
     return this.#change(async () => {
@@ -80,8 +80,8 @@ export class SleepMode {
   }
 
   /**
-   * Registers the caches again: peers shake hands anew. Errors: those of the connector; the engine
-   * sleeps on then. `KV_ENGINE_FAILED` after `close`.
+   * Registers the caches again: peers shake hands anew. `KV_ENGINE_FAILED` after `close`.
+   * @throws The errors of the connector; the engine sleeps on then.
    */
   wakeUp(): Promise<void> {
     return this.#change(async () => {

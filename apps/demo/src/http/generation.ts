@@ -59,8 +59,9 @@ export interface GenerationOptions {
 
 /**
  * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`,
- * so that the two requests of a pair can be matched, and a suffix that makes it unique. Errors:
- * those of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or `demo_zero_block`.
+ * so that the two requests of a pair can be matched, and a suffix that makes it unique.
+ * @throws The errors of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or
+ * `demo_zero_block`.
  */
 export function startGeneration(
   body: CompletionBody | ChatBody,
@@ -121,7 +122,8 @@ export function startGeneration(
 
 /**
  * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one
- * with the fewest requests. Errors: `KV_REQUEST_INVALID` for a rank that is not there.
+ * with the fewest requests.
+ * @throws `KV_REQUEST_INVALID` for a rank that is not there.
  */
 function engineFor(
   headers: IncomingHttpHeaders,

@@ -104,8 +104,8 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
 };
 
 /**
- * Validates a parsed body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first
- * unsupported one.
+ * Validates a parsed body.
+ * @throws `KV_REQUEST_INVALID` naming each invalid field, or the first unsupported one.
  */
 export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   const parsed = schema.safeParse(body);
@@ -137,8 +137,8 @@ export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
 const MAX_CHARACTERS_PER_TOKEN = 64;
 
 /**
- * Refuses a text that is too long for the model before it is tokenized. Errors:
- * `KV_REQUEST_INVALID`.
+ * Refuses a text that is too long for the model before it is tokenized.
+ * @throws `KV_REQUEST_INVALID`.
  */
 export function checkTextLength(characters: number, maxModelLen: number, param: string): void {
   const limit = maxModelLen * MAX_CHARACTERS_PER_TOKEN;
@@ -160,7 +160,8 @@ export function charactersOf({ messages }: ChatBody): number {
 /**
  * The prompt that `kv_transfer_params.prompt_token_ids` names, as in vLLM: a chat's decode request
  * may repeat the tokens that the prefill worker computed, and its messages are then not tokenized.
- * Undefined without the key. Errors: `KV_REQUEST_INVALID`.
+ * Undefined without the key.
+ * @throws `KV_REQUEST_INVALID`.
  */
 export function transferredPrompt({
   kv_transfer_params: given,

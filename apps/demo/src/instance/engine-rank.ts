@@ -53,8 +53,8 @@ export interface EngineRank
 }
 
 /**
- * Starts the engine of a rank. What it opens is added to `closers`. Errors: those of the connector,
- * the platform and the transport.
+ * Starts the engine of a rank. What it opens is added to `closers`.
+ * @throws The errors of the connector, the platform and the transport.
  */
 export async function startEngineRank(options: EngineRankOptions): Promise<EngineRank> {
   const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } =
@@ -139,7 +139,8 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
 
 /**
  * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the
- * cache must hold one such sequence. Errors: `KV_CONFIG_INVALID`.
+ * cache must hold one such sequence.
+ * @throws `KV_CONFIG_INVALID`.
  */
 function maxModelLenOf(config: InstanceConfig, platform: Platform, ofModel: number): number {
   const { maxModelLen, blockSize, numBlocks } = config;

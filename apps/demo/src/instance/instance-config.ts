@@ -155,8 +155,8 @@ export type InstanceConfigInput = z.input<typeof instanceConfigSchema>;
 export type InstanceConfig = z.output<typeof instanceConfigSchema>;
 
 /**
- * Validates settings. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each invalid
- * setting.
+ * Validates settings.
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each invalid setting.
  */
 export function readInstanceConfig(value: unknown): InstanceConfig {
   const parsed = instanceConfigSchema.safeParse(value);
@@ -171,7 +171,8 @@ export function readInstanceConfig(value: unknown): InstanceConfig {
 /**
  * The `kv_transfer_config` of an instance. The side channel's address is that of the instance's
  * settings, else of vLLM's variables, else a free port of 127.0.0.1. A variable that a setting
- * overrides causes a warning. Errors: those of `readTransferConfig`.
+ * overrides causes a warning.
+ * @throws The errors of `readTransferConfig`.
  */
 export function transferConfigOf(
   { kvTransferConfig, sideChannelHost, sideChannelPort }: InstanceConfig,

@@ -36,8 +36,9 @@ export interface CopyTimes {
 const MAX_REQUESTS = 1024;
 
 /**
- * Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that
- * it refuses, `KV_CONFIG_INVALID` for its module.
+ * Builds the platform that the settings name.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for settings that it refuses, `KV_CONFIG_INVALID` for its
+ * module.
  */
 export async function choosePlatform(
   config: InstanceConfig,
@@ -135,8 +136,8 @@ const visibleGpus = (): readonly string[] =>
   (process.env["CUDA_VISIBLE_DEVICES"] ?? "0").split(",");
 
 /**
- * The setting, at most the platform's limit, which is the default. Errors:
- * `KV_PLATFORM_UNSUPPORTED` for a higher one.
+ * The setting, at most the platform's limit, which is the default.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for a higher one.
  */
 function maxConcurrentBatchesOf(
   { maxConcurrentBatches }: InstanceConfig,

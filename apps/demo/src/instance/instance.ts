@@ -22,8 +22,9 @@ export type Instance = Awaited<ReturnType<typeof startInstance>>;
 
 /**
  * Starts an instance: model, paged cache, an engine with a connector for each data-parallel rank,
- * HTTP. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of
- * the connector, the transport and the side channel. What was opened is closed then.
+ * HTTP. What was opened is closed then.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of the
+ * connector, the transport and the side channel.
  */
 export async function startInstance(config: InstanceConfig, options: InstanceOptions) {
   const { transport, sideChannel } = options;

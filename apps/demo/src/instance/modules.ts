@@ -4,8 +4,8 @@ import { type CacheKind, registerCacheKind } from "@kv/plan";
 
 /**
  * Opens the transport of a module, whose default export is a function `({ log }) => Transport`.
- * `specifier`: a package installed in the working directory, a path, or a `file:` URL. Errors:
- * `KV_CONFIG_INVALID`, and those of the function.
+ * `specifier`: a package installed in the working directory, a path, or a `file:` URL.
+ * @throws `KV_CONFIG_INVALID`, and those of the function.
  */
 export async function openTransport(
   specifier: string,
@@ -20,7 +20,7 @@ export async function openTransport(
 
 /**
  * Creates the platform of a module, whose default export is a function `({ log }) => Platform`.
- * Errors: as `openTransport`.
+ * @throws As `openTransport`.
  */
 export async function createPlatform(
   specifier: string,
@@ -35,7 +35,8 @@ export async function createPlatform(
 
 /**
  * Adds the kind of cache that a module exports by default to this process's plans, and returns its
- * name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_INVALID`.
+ * name.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_INVALID`.
  */
 export async function addCacheKind(specifier: string): Promise<string> {
   const kind = await defaultExport(specifier);

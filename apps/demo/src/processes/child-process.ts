@@ -27,8 +27,9 @@ export interface Child extends ReadyServer {
 const READY_TIMEOUT_MS = 120_000;
 
 /**
- * Starts a role of this program. Errors: the child's own `KvError` when it fails to start;
- * `KV_ENGINE_FAILED` when it ends or is not ready in time.
+ * Starts a role of this program.
+ * @throws The child's own `KvError` when it fails to start; `KV_ENGINE_FAILED` when it ends or is
+ * not ready in time.
  */
 export async function startChild({ name, args }: ChildOptions): Promise<Child> {
   const module = createRequire(import.meta.url).resolve("@kv/demo/main");

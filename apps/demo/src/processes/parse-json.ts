@@ -1,6 +1,9 @@
 import { KvError } from "@kv/interface";
 
-/** Reads the JSON object of an option. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Reads the JSON object of an option.
+ * @throws `KV_CONFIG_INVALID`.
+ */
 export function parseJson(option: string, text: string): Record<string, unknown> {
   let value: unknown;
   try {

@@ -62,7 +62,10 @@ export async function runInstance(
   });
 }
 
-/** The settings of an instance from the options of its command. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * The settings of an instance from the options of its command.
+ * @throws `KV_CONFIG_INVALID`.
+ */
 export function instanceSettings(
   role: "prefill" | "decode" | undefined,
   {

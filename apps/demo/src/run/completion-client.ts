@@ -22,8 +22,8 @@ interface Event {
 }
 
 /**
- * Streams one completion and measures the time to its first token. Errors:
- * `KV_PROXY_UPSTREAM_FAILED` with the server's message.
+ * Streams one completion and measures the time to its first token.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` with the server's message.
  */
 export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
   const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;

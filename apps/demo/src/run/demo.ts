@@ -37,8 +37,8 @@ export interface DemoOutput {
 }
 
 /**
- * Runs the demo: reference tokens, servers, requests, comparison. Errors: those of the parts; the
- * cluster is closed then.
+ * Runs the demo: reference tokens, servers, requests, comparison.
+ * @throws The errors of the parts; the cluster is closed then.
  */
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
@@ -80,7 +80,10 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
   }
 }
 
-/** Plays a conversation of `turns` turns, and ends the servers. Errors: those of the parts. */
+/**
+ * Plays a conversation of `turns` turns, and ends the servers.
+ * @throws The errors of the parts.
+ */
 export async function runTurns(
   options: DemoOptions & { readonly turns: number },
   { say, log, logLevel }: DemoOutput,

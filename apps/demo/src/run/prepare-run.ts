@@ -149,8 +149,8 @@ function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer):
 }
 
 /**
- * Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors:
- * `KV_CONFIG_INVALID` with the line.
+ * Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids.
+ * @throws `KV_CONFIG_INVALID` with the line.
  */
 async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
   let text: string;

@@ -61,7 +61,7 @@ export async function prepareConversation(
 
 /**
  * Plays a conversation through the front of a cluster, which knows nothing of it but its prompts.
- * Errors: `KV_PROXY_UPSTREAM_FAILED` with the answer of the front.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` with the answer of the front.
  */
 export async function playConversation(
   { proxy, prefills }: Pick<Cluster, "proxy" | "prefills">,

@@ -19,14 +19,14 @@ export interface TransportSuiteOptions {
   readonly name: string;
   /** Creates a new transport. The suite closes it. */
   readonly create: () => Promise<Transport>;
-  /** Lets some virtual time pass. Absent: the transport runs in real time. @default undefined */
+  /** Lets some virtual time pass. Absent: the transport runs in real time. */
   readonly progress?: (() => Promise<void>) | undefined;
   /**
    * True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require
    * a timeout, not only accept one. @default false
    */
   readonly transfersTakeTime?: boolean | undefined;
-  /** Options of every agent that the suite creates, such as its backends. @default undefined */
+  /** Options of every agent that the suite creates, such as its backends. */
   readonly agentOptions?: Omit<AgentOptions, "name"> | undefined;
   /** Bytes of a big transfer. @default 32 * 1024 * 1024 */
   readonly bigLengthBytes?: number | undefined;
@@ -39,7 +39,7 @@ export interface TransportSuiteOptions {
   /**
    * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the
    * death of its process. Absent: the death of a peer is not tested. It is not tested either where
-   * `capabilities.reportsPeerDeath` is false. @default undefined
+   * `capabilities.reportsPeerDeath` is false.
    */
   readonly createMortal?:
     | (() => Promise<{ transport: Transport; kill(): Promise<void> }>)

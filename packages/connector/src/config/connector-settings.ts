@@ -95,7 +95,10 @@ export interface ConnectorSettings {
   readonly seedsFirstToken: boolean;
 }
 
-/** Reads the settings. Errors: `KV_CONFIG_INVALID` naming the key and the value. */
+/**
+ * Reads the settings.
+ * @throws `KV_CONFIG_INVALID` naming the key and the value.
+ */
 export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSettings {
   const leaseMs = seconds(
     "kv_connector_extra_config.kv_lease_duration",
@@ -190,8 +193,8 @@ function flag(name: string, value: unknown): boolean {
 }
 
 /**
- * The engine's side channel, encrypted where `handshake_key_file` is set. Errors:
- * `KV_CONFIG_INVALID` when the side channel cannot encrypt.
+ * The engine's side channel, encrypted where `handshake_key_file` is set.
+ * @throws `KV_CONFIG_INVALID` when the side channel cannot encrypt.
  */
 export function encryptedSideChannel(
   given: SideChannel,

@@ -12,8 +12,8 @@ export interface PrefillBackoff {
 /**
  * The tokens that a prefill engine must leave to the decode engine (vLLM 0.33: `_prefill_backoff`);
  * undefined where there are none. A state has room for one position, and the decode engine computes
- * the last token in any case: a state that has it already would get it twice. Errors:
- * `KV_CONFIG_INVALID`.
+ * the last token in any case: a state that has it already would get it twice.
+ * @throws `KV_CONFIG_INVALID`.
  */
 export function prefillBackoff({
   groups,
@@ -59,7 +59,7 @@ export class ShortenedPrompts {
     return left;
   }
 
-  /** Errors: `KV_PLAN_UNSUPPORTED` for a prompt that the engine has not shortened. */
+  /** @throws `KV_PLAN_UNSUPPORTED` for a prompt that the engine has not shortened. */
   require({ requestId, numPromptTokens }: ConnectorRequest): void {
     const told = this.#tokens.get(requestId);
     if (told === numPromptTokens) return;
@@ -83,9 +83,10 @@ export class ShortenedPrompts {
 
 /**
  * D's half: refuses the KV of a prefill engine that has computed the tokens which this one will
- * compute. Errors: `KV_PLAN_UNSUPPORTED` with both numbers, also for an engine that has answered
- * without a number. One that has not answered yet (push) leaves them out, as vLLM's does, or
- * refuses D's number of tokens.
+ * compute. One that has not answered yet (push) leaves them out, as vLLM's does, or refuses D's
+ * number of tokens.
+ * @throws `KV_PLAN_UNSUPPORTED` with both numbers, also for an engine that has answered without a
+ * number.
  */
 export function requireLastTokensLeft(
   backoff: PrefillBackoff,

@@ -26,8 +26,8 @@ export interface TransferConfigSources {
 
 /**
  * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment
- * variables that vLLM reads. Settings without effect cause a warning. Errors:
- * `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
+ * variables that vLLM reads. Settings without effect cause a warning.
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
  */
 export function readTransferConfig(
   given: unknown,
@@ -121,7 +121,8 @@ const DEFAULT_PORT = 5600;
 
 /**
  * Where this engine's side channel listens, from the variables that vLLM reads. Port 0 takes a free
- * one. Errors: `KV_CONFIG_INVALID`.
+ * one.
+ * @throws `KV_CONFIG_INVALID`.
  */
 function readSideChannelEnvironment(
   env: Environment,
@@ -170,7 +171,7 @@ function warnOfUnreadExtra(
 /**
  * Converts `backends` and `num_threads` to NIXL's backend parameters. As in vLLM, `num_threads`
  * applies only to UCX: when the list has another backend, the number is dropped with a warning.
- * Errors: `KV_CONFIG_INVALID`.
+ * @throws `KV_CONFIG_INVALID`.
  */
 function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): readonly BackendSpec[] {
   const { num_threads: threads } = extra;

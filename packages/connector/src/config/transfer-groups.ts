@@ -11,15 +11,15 @@ export interface TransferGroups {
   readonly ids: readonly number[];
   readonly config: KvCacheConfig;
   /**
-   * Of what the engine has given for each of its groups, that of these. Errors: `KV_INTERNAL` for
-   * another number of groups.
+   * Of what the engine has given for each of its groups, that of these.
+   * @throws `KV_INTERNAL` for another number of groups.
    */
   select<T>(given: readonly T[]): readonly T[];
 }
 
 /**
- * Undefined where peers exchange all groups of the cache. Errors: `KV_CONFIG_INVALID` where they
- * exchange none.
+ * Undefined where peers exchange all groups of the cache.
+ * @throws `KV_CONFIG_INVALID` where they exchange none.
  */
 export function transferGroups(config: KvCacheConfig): TransferGroups | undefined {
   const ids = [...config.groups.keys()].filter(
@@ -60,7 +60,10 @@ export function transferGroups(config: KvCacheConfig): TransferGroups | undefine
   };
 }
 
-/** The caches of the groups that peers exchange. Errors: as `transferGroups`. */
+/**
+ * The caches of the groups that peers exchange.
+ * @throws As `transferGroups`.
+ */
 export function transferredCaches(caches: KvCaches): KvCaches {
   const transferred = transferGroups(caches.config);
   if (transferred === undefined) return caches;

@@ -41,7 +41,7 @@ export interface ConnectorHandshakeOptions {
   readonly local: RankGeometry;
   /** Part of the compatibility hash: a pull engine and a push engine are incompatible. */
   readonly transferMode: "pull" | "push";
-  /** Extension messages that this side understands. @default undefined */
+  /** Extension messages that this side understands. */
   readonly features?: readonly string[] | undefined;
   readonly clock: Clock;
   /** Gets a warning for each compatibility factor that is not compared. */
@@ -114,7 +114,8 @@ export class ConnectorHandshake {
   }
 
   /**
-   * Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`.
+   * Asks an engine's ranks for their metadata.
+   * @throws The errors of `shakeHands` and `remoteGeometry`.
    */
   async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
     const { engine, sideChannel, settings, local, log } = this.#options;

@@ -74,8 +74,8 @@ export class EngineListener implements AsyncDisposable {
   }
 
   /**
-   * Serves these payloads from now on, by rank. Returns where peers shake hands. Errors:
-   * `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`; those of
+   * Serves these payloads from now on, by rank. Returns where peers shake hands.
+   * @throws `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`; those of
    * `decodeHandshakePayload`.
    */
   async publish(workers: readonly WorkerHandshakeMetadata[]): Promise<ListenerAddress> {

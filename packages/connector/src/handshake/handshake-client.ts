@@ -62,12 +62,12 @@ export interface HandshakeClientOptions {
 
 /**
  * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility
- * hash is checked before the metadata is decoded. Errors: those of `SideChannel.request`;
- * `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
- * payload was changed on its way; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
- * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`;
- * `KV_WIRE_LIMIT_EXCEEDED` also where all ranks together send more than 64 MiB, or take longer than
- * a minute.
+ * hash is checked before the metadata is decoded.
+ * @throws The errors of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a
+ * refusal; `KV_HANDSHAKE_UNTRUSTED` when the payload was changed on its way;
+ * `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs; `KV_HANDSHAKE_WRONG_ENGINE` when
+ * another engine answers; `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` also where all ranks
+ * together send more than 64 MiB, or take longer than a minute.
  */
 export async function shakeHands(
   address: EngineAddress,
@@ -160,7 +160,7 @@ class AnswerBudget {
     this.#address = address;
   }
 
-  /** Errors: `KV_WIRE_LIMIT_EXCEEDED`. */
+  /** @throws `KV_WIRE_LIMIT_EXCEEDED`. */
   take({ frames, sentAtMs, receivedAtMs }: SideChannelReply): void {
     this.#bytes += frames.reduce((sum, { byteLength }) => sum + byteLength, 0);
     this.#beganAtMs ??= sentAtMs;
@@ -261,8 +261,9 @@ export interface ClockOffset {
 
 /**
  * Estimates a peer's clock from the sample with the lowest round trip, as vLLM 0.33 does, because
- * slower samples are less exact. Errors: `KV_WIRE_MALFORMED` without a sample, for a number that is
- * not finite, and for a reply before its request.
+ * slower samples are less exact.
+ * @throws `KV_WIRE_MALFORMED` without a sample, for a number that is not finite, and for a reply
+ * before its request.
  */
 export function clockOffset(samples: readonly ClockSample[]): ClockOffset {
   let best: ClockSample | undefined;

@@ -21,7 +21,7 @@ export interface MemoryMetricsOptions {
    * metrics, bounds in seconds for others
    */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;
-  /** Labels that are added to every series, such as `{ engine: "0" }`. @default undefined */
+  /** Labels that are added to every series, such as `{ engine: "0" }`. */
   readonly labels?: Readonly<Record<string, string>>;
 }
 

@@ -168,7 +168,7 @@ export interface HeartbeatSenderOptions {
   readonly tasks: Pick<TaskTracker, "track">;
   /**
    * Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all
-   * ranks. @default undefined
+   * ranks.
    */
   readonly onSent?: ((engine: EngineAddress, isDelivered: boolean) => void) | undefined;
 }
@@ -338,7 +338,8 @@ export interface QueryLeaseOptions {
 
 /**
  * Asks P whether it still holds a request's blocks. Asks again once when the first query or its
- * reply is lost. Errors: those of `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
+ * reply is lost.
+ * @throws The errors of `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
  */
 export async function queryLease(
   query: LeaseQuery,

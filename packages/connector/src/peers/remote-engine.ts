@@ -140,7 +140,10 @@ export interface RemoteEnginesOptions<Engine extends OpenEngine> {
   readonly failureType: string;
   /** What the remote engines do with the requests. A P of `@kv` answers lease queries. */
   readonly role: "prefill" | "decode";
-  /** Plans once per handshake. Errors: `KV_PLAN_UNSUPPORTED` for a pair that does not fit. */
+  /**
+   * Plans once per handshake.
+   * @throws `KV_PLAN_UNSUPPORTED` for a pair that does not fit.
+   */
   plan(address: EngineAddress, answer: RemoteRanks): EnginePlan<Engine>;
 }
 
@@ -158,8 +161,8 @@ interface OpenList {
 
 /**
  * Opens an engine: shakes hands with the ranks that the topology names, plans, adds the remote
- * agents and prepares the lists. When a step fails, it undoes the earlier ones. Errors: those of
- * the handshake, of `planEngine` and of the transport.
+ * agents and prepares the lists. When a step fails, it undoes the earlier ones.
+ * @throws The errors of the handshake, of `planEngine` and of the transport.
  */
 export async function openEngine<Engine extends OpenEngine>(
   { agent, handshake, local, localLists, log, options, remoteAgents }: PeerContext,
@@ -262,8 +265,8 @@ export interface PrefillPlanOptions {
 }
 
 /**
- * What a rank of D transfers with a P: one plan for all ranks of P. Errors: `KV_PLAN_UNSUPPORTED`,
- * `KV_TOPOLOGY_INVALID`.
+ * What a rank of D transfers with a P: one plan for all ranks of P.
+ * @throws `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`.
  */
 export function planPrefillEngine(
   { local, model, caches, options }: PeerContext,

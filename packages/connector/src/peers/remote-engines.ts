@@ -88,8 +88,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
    * Returns the engine, if it is still the process that the request names. Requests and open
    * engines can both outlive that process. A request that names a process is not served by an
    * engine that does not: it could not be asked for the lease. Records a span of the handshake,
-   * unless `isTraced` is false. Errors: those of `open`; `KV_GENERATION_STALE` when the process is
-   * gone.
+   * unless `isTraced` is false.
+   * @throws The errors of `open`; `KV_GENERATION_STALE` when the process is gone.
    */
   async acquire(
     request: EngineRequest,
@@ -119,9 +119,10 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   /**
    * Returns the engine at an address, whichever process it is, and opens it first if it is not
    * open. When `signal` aborts, the call rejects with its reason, and a reference that arrives
-   * later is released. Errors: those of `openEngine`; `KV_HANDSHAKE_BACKED_OFF` during the back-off
-   * after a failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not
-   * have; `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
+   * later is released.
+   * @throws The errors of `openEngine`; `KV_HANDSHAKE_BACKED_OFF` during the back-off after a
+   * failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not have;
+   * `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
    */
   open(address: NamedEngine, signal?: AbortSignal): Promise<EngineReference<Engine>> {
     return whileNotAborted(this.#open(address), signal, (reference) => reference.release());
@@ -153,8 +154,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Asks the process at the request's address whether it holds the request's blocks. Errors: as the
-   * function `queryLease`.
+   * Asks the process at the request's address whether it holds the request's blocks.
+   * @throws As the function `queryLease`.
    */
   queryLease(request: EngineRequest, signal?: AbortSignal): Promise<LeaseReply> {
     const { engineId, requestId, host, port, lease, blocks, prompt, traceparent } = request;
@@ -479,7 +480,8 @@ function confirm(
 
 /**
  * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given
- * to `unwanted`. Errors: those of `work`; the signal's reason.
+ * to `unwanted`.
+ * @throws The errors of `work`; the signal's reason.
  */
 function whileNotAborted<T>(
   work: Promise<T>,
@@ -534,7 +536,7 @@ class PeerBackoff {
   }
 
   /**
-   * Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay
+   * @throws `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay
    * runs.
    */
   check(address: EngineAddress, incarnation?: string): void {

@@ -13,8 +13,8 @@ export class SharedLocalLists {
   }
 
   /**
-   * The list for a key, prepared from `table` at the first call. Errors: those of
-   * `Agent.prepareLocal`.
+   * The list for a key, prepared from `table` at the first call.
+   * @throws The errors of `Agent.prepareLocal`.
    */
   async acquire(key: string, table: () => DescriptorTable): Promise<PreparedList> {
     let entry = this.#lists.get(key);
@@ -32,7 +32,10 @@ export class SharedLocalLists {
     }
   }
 
-  /** Ends one use of a list. Errors: those of `PreparedList.close`. */
+  /**
+   * Ends one use of a list.
+   * @throws The errors of `PreparedList.close`.
+   */
   async release(key: string): Promise<void> {
     const entry = this.#lists.get(key);
     if (entry === undefined) return;
@@ -72,7 +75,7 @@ export class SharedRemoteAgents {
 
   /**
    * Adds a remote agent and returns its name. `owner` is the address at which the metadata came.
-   * Errors: `KV_AGENT_METADATA_INVALID` when an engine at another address uses an agent of that
+   * @throws `KV_AGENT_METADATA_INVALID` when an engine at another address uses an agent of that
    * name with other metadata; those of `Agent.addRemote`.
    */
   add(metadata: Uint8Array, owner: string): Promise<string> {
@@ -81,7 +84,10 @@ export class SharedRemoteAgents {
     return added;
   }
 
-  /** Ends one use of a remote agent. Errors: those of `Agent.removeRemote`. */
+  /**
+   * Ends one use of a remote agent.
+   * @throws The errors of `Agent.removeRemote`.
+   */
   async remove(name: string): Promise<void> {
     const entry = this.#entries.get(name);
     if (entry !== undefined) {

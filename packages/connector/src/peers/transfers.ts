@@ -87,7 +87,7 @@ export interface RequestTransfers {
 /**
  * Runs the transfers that `run` starts for one request. One that fails makes the others useless:
  * they are aborted, and still waited for. Resolves when none of them touches memory any more.
- * Errors: the first failure.
+ * @throws The first failure.
  */
 export async function transferAll(
   {

@@ -13,8 +13,8 @@ export interface CudaPlatformOptions {
  * An NVIDIA GPU. The cache is in GPU memory, which is registered directly
  * (`kv_buffer_device: "cuda"`, memory type VRAM), so that transfers from a peer's staging pool go
  * straight into it. The transport must support this memory, and the engine must allocate it. The
- * cache shape is vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU, with the devices that the
- * machine has.
+ * cache shape is vLLM's.
+ * @throws `KV_PLATFORM_UNSUPPORTED` without a GPU, with the devices that the machine has.
  */
 export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}): Platform {
   if (gpus.length === 0) {

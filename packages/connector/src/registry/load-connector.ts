@@ -6,7 +6,8 @@ import { resolve } from "import-meta-resolve";
 /**
  * Imports a module in the way that code in `directory` would. `import()` itself resolves from the
  * file that contains it, where an application's packages are not installed. Accepts what `import`
- * accepts, and absolute paths on every system. Errors: those of resolving and importing.
+ * accepts, and absolute paths on every system.
+ * @throws The errors of resolving and importing.
  */
 export async function importFrom(specifier: string, directory: string): Promise<unknown> {
   if (isAbsolute(specifier)) return import(pathToFileURL(specifier).href);
@@ -18,8 +19,8 @@ const MEMBERS = ["name", "createScheduler", "createWorker"] as const;
 
 /**
  * Returns the connector that a module exports: under the connector's name, as the default export,
- * or as the module itself. Errors: `KV_CONNECTOR_LOAD_FAILED` naming the exports, and what the most
- * similar export lacks.
+ * or as the module itself.
+ * @throws `KV_CONNECTOR_LOAD_FAILED` naming the exports, and what the most similar export lacks.
  */
 export function connectorIn(loaded: unknown, name: string, from: string): ConnectorModule {
   const exported = isObject(loaded) ? loaded : {};

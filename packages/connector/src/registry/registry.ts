@@ -12,12 +12,16 @@ export type ConnectorChoice = Pick<KvTransferConfig, "connector" | "modulePath">
 
 /** Connectors by name. */
 export interface ConnectorRegistry {
-  /** Registers a connector by name. Errors: `KV_CONNECTOR_DUPLICATE`. */
+  /**
+   * Registers a connector by name.
+   * @throws `KV_CONNECTOR_DUPLICATE`.
+   */
   register(name: string, loader: ConnectorLoader): void;
   /**
    * The connector that the configuration selects: by `kv_connector_module_path` where it is set, as
-   * in vLLM, otherwise by name. Errors: `KV_CONNECTOR_UNKNOWN` with the names that are known,
-   * `KV_CONNECTOR_LOAD_FAILED` with the cause.
+   * in vLLM, otherwise by name.
+   * @throws `KV_CONNECTOR_UNKNOWN` with the names that are known, `KV_CONNECTOR_LOAD_FAILED` with
+   * the cause.
    */
   resolve(config: ConnectorChoice): Promise<ConnectorModule>;
   /** The registered names, in order of registration. */
@@ -102,14 +106,17 @@ export function connectorRegistry(options: ConnectorRegistryOptions = {}): Conne
 /** The registry of this process, for programs that need only one. */
 const shared = connectorRegistry();
 
-/** Registers a connector by name in this process. Errors: `KV_CONNECTOR_DUPLICATE`. */
+/**
+ * Registers a connector by name in this process.
+ * @throws `KV_CONNECTOR_DUPLICATE`.
+ */
 export function registerConnector(name: string, loader: ConnectorLoader): void {
   shared.register(name, loader);
 }
 
 /**
- * The connector that a configuration asks for. Errors: `KV_CONNECTOR_UNKNOWN`,
- * `KV_CONNECTOR_LOAD_FAILED`.
+ * The connector that a configuration asks for.
+ * @throws `KV_CONNECTOR_UNKNOWN`, `KV_CONNECTOR_LOAD_FAILED`.
  */
 export function resolveConnector(config: ConnectorChoice): Promise<ConnectorModule> {
   return shared.resolve(config);

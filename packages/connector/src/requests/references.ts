@@ -258,9 +258,9 @@ export class RemoteReferences {
   }
 
   /**
-   * Adds a reader of a reference, and returns what `remove` takes. Errors: `KV_REFERENCE_USED` for
-   * one that this engine has released, or that has as many readers as it may have;
-   * `KV_REFERENCES_FULL` for a new one when there is no room to remember it.
+   * Adds a reader of a reference, and returns what `remove` takes.
+   * @throws `KV_REFERENCE_USED` for one that this engine has released, or that has as many readers
+   * as it may have; `KV_REFERENCES_FULL` for a new one when there is no room to remember it.
    */
   add(remote: RemoteRequest): RemoteReference {
     this.#forgetOld();

@@ -127,7 +127,8 @@ export function traceMember(traceparent: string | undefined): { readonly tracepa
 /**
  * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A
  * missing mode is the connector's own mode. `numPromptTokens` bounds P's tokens and the block ids:
- * a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * a block holds at least one token.
+ * @throws `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
@@ -172,8 +173,8 @@ export function readRemoteRequest(
 /**
  * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a
  * placeholder; so has a P with fewer tokens than the D that it reads back from. vLLM reads the last
- * blocks then, and answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both
- * numbers.
+ * blocks then, and answers from the KV of other tokens.
+ * @throws `KV_REQUEST_INVALID` with both numbers.
  */
 function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens: number): void {
   if (remoteNumTokens === undefined || remoteNumTokens <= numPromptTokens) return;
@@ -191,7 +192,7 @@ function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens:
 const NULL_BLOCK = 0;
 
 /**
- * Errors: `KV_REQUEST_INVALID` for more blocks than the prompt has tokens, and for a block that a
+ * @throws `KV_REQUEST_INVALID` for more blocks than the prompt has tokens, and for a block that a
  * group names twice.
  */
 function requireBlocks(blockIds: BlockIds, numPromptTokens: number): void {

@@ -75,7 +75,7 @@ export class ConnectorScheduler<Source extends PromptSource>
   #address: ListenerAddress | undefined;
   #step = 0;
 
-  /** Errors: `KV_CONFIG_INVALID`. */
+  /** @throws `KV_CONFIG_INVALID`. */
   constructor(given: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
     this.#groups = transferGroups(given.cache);
     const options = { ...given, cache: this.#groups?.config ?? given.cache };
@@ -314,7 +314,7 @@ export class ConnectorScheduler<Source extends PromptSource>
     return this.#groups?.select(given) ?? given;
   }
 
-  /** Errors: `KV_INTERNAL` before the side channel is open. */
+  /** @throws `KV_INTERNAL` before the side channel is open. */
   #requireAddress(): ListenerAddress {
     if (this.#address !== undefined) return this.#address;
     throw new KvError(
@@ -325,7 +325,7 @@ export class ConnectorScheduler<Source extends PromptSource>
   }
 }
 
-/** Errors: `KV_CONFIG_INVALID` where `bidirectional_kv_xfer` is set and the engine cannot read. */
+/** @throws `KV_CONFIG_INVALID` where `bidirectional_kv_xfer` is set and the engine cannot read. */
 function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): void {
   const key = "kv_connector_extra_config.bidirectional_kv_xfer";
   if (transferMode === "push") {
@@ -346,7 +346,7 @@ function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): 
   }
 }
 
-/** Errors: `KV_CONFIG_INVALID` where the ranks cannot share a sequence. */
+/** @throws `KV_CONFIG_INVALID` where the ranks cannot share a sequence. */
 function requireContextParallel(
   { dcpSize = 1, tpSize }: EngineIdentity,
   { groups }: KvCacheConfig,

@@ -62,8 +62,8 @@ export interface FetchOrder extends BlocksToFetch {
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
   readonly maxReaders: number;
   /**
-   * Reads the parameters of a request with a prompt of `numPromptTokens`. Errors:
-   * `KV_REQUEST_INVALID`.
+   * Reads the parameters of a request with a prompt of `numPromptTokens`.
+   * @throws `KV_REQUEST_INVALID`.
    */
   read(params: KvTransferParams, numPromptTokens: number): Source;
   fetch(requestId: string, source: Source, order: FetchOrder): void;
@@ -160,8 +160,8 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /**
-   * As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`,
-   * `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`.
+   * As `SchedulerConnector.matchedTokens`.
+   * @throws `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`.
    */
   matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     const state = this.#see(request);
@@ -194,8 +194,8 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /**
-   * As `SchedulerConnector.afterAllocation`. Errors: `KV_INTERNAL` for a group that has more tokens
-   * than `matched` was told.
+   * As `SchedulerConnector.afterAllocation`.
+   * @throws `KV_INTERNAL` for a group that has more tokens than `matched` was told.
    */
   allocated(
     request: ConnectorRequest,
@@ -404,8 +404,8 @@ export class DecodeRequests<Source extends PromptSource> {
 }
 
 /**
- * The first `numTokens` of a request's prompt, for P to compare. Errors: `KV_REQUEST_INVALID` for a
- * malformed token id.
+ * The first `numTokens` of a request's prompt, for P to compare.
+ * @throws `KV_REQUEST_INVALID` for a malformed token id.
  */
 function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefix | undefined {
   const content = promptContent(request);

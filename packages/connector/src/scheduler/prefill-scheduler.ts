@@ -61,7 +61,10 @@ export interface PrefillSchedulerOptions
   readonly seedsFirstToken?: boolean | undefined;
   /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
   readonly incarnation: string;
-  /** Where D's shake hands. Errors: `KV_INTERNAL` before the side channel is open. */
+  /**
+   * Where D's shake hands.
+   * @throws `KV_INTERNAL` before the side channel is open.
+   */
   address(): ListenerAddress;
 }
 
@@ -111,7 +114,7 @@ export class PrefillScheduler {
   /**
    * As `SchedulerConnector.requestFinished`. `isDecode`: of a D's request, whose KV a P may read
    * back for the next turn. `isUnverified`: nobody compared the KV that it got with its prompt.
-   * Errors: `KV_INTERNAL` before the side channel is open.
+   * @throws `KV_INTERNAL` before the side channel is open.
    */
   finished(
     request: ConnectorRequest,
@@ -348,7 +351,7 @@ function tokensOf({
   return [...Array.from(promptTokenIds), ...Array.from(outputTokenIds)];
 }
 
-/** Errors: `KV_REQUEST_INVALID`. */
+/** @throws `KV_REQUEST_INVALID`. */
 function transferMember({ kvTransferParams }: ConnectorRequest): { readonly transferId?: string } {
   const transferId = readTransferId(kvTransferParams);
   return transferId === undefined ? {} : { transferId };

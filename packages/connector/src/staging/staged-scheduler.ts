@@ -21,8 +21,8 @@ export interface StagedSchedulerOptions {
 
 /**
  * Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector
- * sees only those. Errors: `KV_PLATFORM_UNSUPPORTED` for groups whose blocks do not stand for
- * tokens.
+ * sees only those.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for groups whose blocks do not stand for tokens.
  */
 export function stagedScheduler(
   inner: SchedulerConnector,
@@ -223,8 +223,9 @@ function isProduced({ kvTransferParams }: ConnectorRequest): boolean {
 }
 
 /**
- * Each pool block with its device block. Errors: `KV_STAGING_FAILED` where the engine has not
- * allocated all blocks: the others would never be copied.
+ * Each pool block with its device block.
+ * @throws `KV_STAGING_FAILED` where the engine has not allocated all blocks: the others would never
+ * be copied.
  */
 function paired(requestId: string, device: BlockIds, wire: BlockIds): StagedBlocks {
   for (const [group, ids] of wire.entries()) {

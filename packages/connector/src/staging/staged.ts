@@ -19,14 +19,15 @@ export interface StagedOptions {
    * computes the number from bytes.
    */
   readonly poolBlocks: number;
-  /** Called after the copies of a request between pool and device. @default undefined */
+  /** Called after the copies of a request between pool and device. */
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
 /**
  * Wraps a connector with host staging: a bounded pool of host buffers is registered and announced
  * to peers, and blocks are copied between the pool and the device. The inner connector sees only
- * host memory. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
+ * host memory. See docs/design/staging.md.
+ * @throws `KV_PLATFORM_UNSUPPORTED`.
  */
 export function staged(module: ConnectorModule, options: StagedOptions): ConnectorModule {
   const { platform, poolBlocks, onCopied } = options;

@@ -13,7 +13,8 @@ export interface StagingPool {
   /**
    * Allocates the given number of blocks per KV cache group. Returns undefined while the request
    * waits; the blocks are its own as soon as they are free. A second call for the same request
-   * returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
+   * returns the same blocks.
+   * @throws `KV_STAGING_FAILED` for more than the whole pool.
    */
   take(requestId: string, counts: readonly number[]): BlockIds | undefined;
   of(requestId: string): BlockIds | undefined;
@@ -125,8 +126,8 @@ function chooseFree(taken: Uint8Array, count: number): number[] {
 }
 
 /**
- * Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches. Errors:
- * `KV_STAGING_FAILED` for fewer than two.
+ * Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches.
+ * @throws `KV_STAGING_FAILED` for fewer than two.
  */
 export function stagingPoolBlocks(caches: KvCaches, poolLengthBytes: number): number {
   const blockLengthBytes = caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);

@@ -31,7 +31,8 @@ export interface StagedRequest {
 }
 
 /**
- * Reads the staging instructions of a step. Errors: `KV_INTERNAL` when the key holds anything else.
+ * Reads the staging instructions of a step.
+ * @throws `KV_INTERNAL` when the key holds anything else.
  */
 export function stagingOrders(step: StepMetadata): StagingOrders | undefined {
   const { staging } = step;

@@ -43,7 +43,7 @@ export interface WorkerHalf<Orders> {
   step(orders: Orders): void;
   /**
    * Takes a notification of the agent `from`. Returns false for one that is not for this half.
-   * Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+   * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
    */
   notified?(notification: KvNotification, from: string): boolean;
   layerComputed?(layer: ComputedLayer): void;
@@ -67,7 +67,7 @@ export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
   readonly transferMode: "pull" | "push";
   /** The transfer operation that this connector uses. The transport must support it. */
   readonly operation: "read" | "write";
-  /** Extension messages that this worker understands, sent in the handshake. @default undefined */
+  /** Extension messages that this worker understands, sent in the handshake. */
   readonly features?: readonly string[] | undefined;
   readonly lists: readonly (keyof Orders & string)[];
   /** Creates both halves, once the agent exists and the caches are registered. */
@@ -80,8 +80,8 @@ export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
 /**
  * The worker side of a connector, one per rank, around one agent: it registers memory, serves the
  * handshake metadata, passes steps and notifications to P's and D's half, and closes everything in
- * the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
- * `KV_CONFIG_INVALID`.
+ * the right order.
+ * @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createConnectorWorker<Orders extends ConnectorStepMetadata>(
   options: WorkerOptions,
@@ -199,7 +199,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
   }
 
   /**
-   * Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
+   * @throws `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
    */
   #orders(step: StepMetadata): Orders {
     const { name, lists } = this.#connector;
@@ -306,7 +306,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
   }
 }
 
-/** Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
+/** @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
 function requireSupported(
   { config, engine: { ppSize }, platform, transport }: WorkerOptions,
   { name, operation }: { readonly name: string; readonly operation: "read" | "write" },

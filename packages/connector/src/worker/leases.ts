@@ -24,7 +24,7 @@ export interface LeasesOptions {
    * lease.
    */
   readonly extensionMs: number;
-  /** Gets a span for each lease, with an event for each extension. @default undefined */
+  /** Gets a span for each lease, with an event for each extension. */
   readonly tracer?: Tracer | undefined;
   /** Called from a timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;

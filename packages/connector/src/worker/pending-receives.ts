@@ -79,8 +79,8 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 
   /**
-   * Opens the engine that the order names; the caller releases it. Errors: `ReceiveError` with
-   * `failureType`.
+   * Opens the engine that the order names; the caller releases it.
+   * @throws `ReceiveError` with `failureType`.
    */
   async open<Engine>(
     engines: EngineSource<Engine>,
@@ -95,7 +95,8 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
 
   /**
    * Makes the pass over the blocks after the last byte has landed, where the plan has one: it
-   * reorders heads and tokens and zeroes uncovered tokens. Errors: `ReceiveError`.
+   * reorders heads and tokens and zeroes uncovered tokens.
+   * @throws `ReceiveError`.
    */
   async pass(engine: RemoteEngine, plan: RequestPlan): Promise<void> {
     const { receivePass } = plan;

@@ -47,7 +47,8 @@ export const PROGRAM = {
 
 /**
  * Parses the arguments after the program's name, and the file of `--config`; flags override the
- * file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
+ * file.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
  * unknown flag.
  */
 export function parseCli(args: readonly string[], readFile: (path: string) => string): CliOptions {

@@ -140,8 +140,8 @@ export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits
 export type PickerFileInput = z.input<typeof pickerFileSchema>;
 
 /**
- * Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with
- * the name of each wrong setting.
+ * Checks settings and fills in defaults.
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
 export function readSettings(input: unknown): PickerSettings {
   const settings = parseSettings(pickerSettingsSchema, input, {

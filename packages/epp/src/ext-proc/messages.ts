@@ -180,7 +180,7 @@ export function refusalStatus(error: KvError): number {
 class WrongUse extends Error {}
 
 /**
- * Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back.
+ * @throws `WrongUse` for a gateway that would not send the whole body, or would not take it back.
  */
 export function requireFullDuplex(message: ProcessingRequest): void {
   const {
@@ -215,8 +215,8 @@ export function grpcError(thrown: unknown): object {
 
 /**
  * Only these reach instances: what has a prefill and a decode leg, and what any decode instance
- * answers alone. Errors: `KV_REQUEST_INVALID` (404, 405), with the reason for a route that vLLM
- * has.
+ * answers alone.
+ * @throws `KV_REQUEST_INVALID` (404, 405), with the reason for a route that vLLM has.
  */
 export function requireServed(method: string, path: string): void {
   const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
@@ -279,8 +279,8 @@ export class MessageOrder {
   readonly #answer: Progress = { hasBegun: false, hasEnded: false };
 
   /**
-   * Whether a message is to be read; false for one that says nothing. Errors: `WrongUse` for one
-   * that cannot follow those before it.
+   * Whether a message is to be read; false for one that says nothing.
+   * @throws `WrongUse` for one that cannot follow those before it.
    */
   takes(message: ProcessingRequest): boolean {
     const isAnswer =

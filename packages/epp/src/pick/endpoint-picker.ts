@@ -54,7 +54,7 @@ export class EndpointPicker {
   }
 
   /**
-   * Errors: `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits
+   * @throws `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits
    * it, is available; `KV_PROXY_OVERLOADED` (429) where each decode instance has as many requests
    * as it may have; `KV_REQUEST_INVALID` for a request that cannot be split.
    */

@@ -90,8 +90,8 @@ export class GrpcListener {
   }
 
   /**
-   * Listens. Returns the port. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that
-   * is not of this machine.
+   * Listens. Returns the port.
+   * @throws `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine.
    */
   listen(host: string, port: number): Promise<number> {
     return listen(this.#net, host, port);

@@ -25,17 +25,17 @@ export interface PooledInstanceOptions {
   readonly clock: Clock;
   readonly times: InstanceTimes;
   /**
-   * Learns from visits and health checks that an engine may have been restarted. @default undefined
+   * Learns from visits and health checks that an engine may have been restarted.
    */
   readonly pairing?:
     | { failed(instance: Instance): void; alive(instance: Instance): void }
     | undefined;
   /**
    * Called when it takes requests that it did not take before, or takes them no more, other than by
-   * the end of a time. @default undefined
+   * the end of a time.
    */
   readonly changed?: (() => void) | undefined;
-  /** Called after each change of its `inFlight`. @default undefined */
+  /** Called after each change of its `inFlight`. */
   readonly loadChanged?: ((instance: PooledInstance) => void) | undefined;
 }
 

@@ -17,12 +17,10 @@ export interface KubernetesDiscoveryOptions extends KubernetesAccess {
   readonly namespace?: string | undefined;
   /**
    * Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`.
-   * @default undefined
    */
   readonly podSelector?: string | undefined;
   /**
    * Follows the EndpointSlices of one service for each role. Their pods need no role label.
-   * @default undefined
    */
   readonly services?: Readonly<Record<Role, string>> | undefined;
   /**
@@ -32,7 +30,6 @@ export interface KubernetesDiscoveryOptions extends KubernetesAccess {
   readonly port?: PortName | Readonly<Record<Role, PortName>> | undefined;
   /**
    * Port of the side channel, for pairing and push. Without it, it is learned from answers.
-   * @default undefined
    */
   readonly sideChannelPort?: PortName | undefined;
   /**
@@ -42,11 +39,11 @@ export interface KubernetesDiscoveryOptions extends KubernetesAccess {
   readonly roleLabel?: string | undefined;
   /**
    * Pods with the same value fit one another: a hint for pairing without side channels. With
-   * `services`, a label of the service. @default undefined
+   * `services`, a label of the service.
    */
   readonly revisionLabel?: string | undefined;
   /**
-   * The label with the number of data-parallel ranks; each rank is an instance. @default undefined
+   * The label with the number of data-parallel ranks; each rank is an instance.
    */
   readonly dataParallelLabel?: string | undefined;
   /**

@@ -35,7 +35,7 @@ export interface KvEventSubscriberOptions {
   readonly clock: Clock;
   /**
    * Asks instances where they publish. Without it, only instances whose configuration names the
-   * endpoint are followed. @default undefined
+   * endpoint are followed.
    */
   readonly get?: InstanceGet | undefined;
   /**

@@ -71,8 +71,8 @@ export interface WrittenBody {
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
 /**
- * Parses a client's body. Errors: `KV_REQUEST_INVALID`. Most of what an engine itself refuses is
- * left to the engine.
+ * Parses a client's body. Most of what an engine itself refuses is left to the engine.
+ * @throws `KV_REQUEST_INVALID`.
  */
 export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): GenerationRequest {
   let text: string;
@@ -105,8 +105,8 @@ export async function parseRequestInSteps(
 }
 
 /**
- * Checks a body that a decode instance gets as it came, for a route that it serves alone. Errors:
- * `KV_REQUEST_INVALID`.
+ * Checks a body that a decode instance gets as it came, for a route that it serves alone.
+ * @throws `KV_REQUEST_INVALID`.
  */
 export async function checkDecodeBody(body: Uint8Array, parses: YieldingQueue): Promise<void> {
   const pieces = await parses.run(parseJsonPieces(body)).catch(() => {
@@ -205,7 +205,10 @@ function isRequestId(id: string): boolean {
   return REQUEST_ID.test(id);
 }
 
-/** The client's `X-Request-Id`, else a new id. Errors: `KV_REQUEST_INVALID`. */
+/**
+ * The client's `X-Request-Id`, else a new id.
+ * @throws `KV_REQUEST_INVALID`.
+ */
 export function requestIdOf(headers: IncomingHttpHeaders, random: Random): string {
   const id = headers["x-request-id"];
   if (id === undefined || id === "") return random.uuid();
@@ -251,7 +254,8 @@ function promptFieldsOf(
  * Checks the members that the prefill leg replaces: it is not streamed and has a token limit of its
  * own. Without this check, the decode worker would refuse a wrong value only after the prefill
  * worker has computed the prompt and holds blocks for it. The rules are those of vLLM 0.33's
- * request models. Errors: `KV_REQUEST_INVALID`.
+ * request models.
+ * @throws `KV_REQUEST_INVALID`.
  */
 function validateBody(fields: Fields): void {
   checkWholeNumbers(fields);
@@ -350,8 +354,8 @@ function isConnectorMember(name: string): boolean {
  * Refuses what only the proxy may tell an engine. A client that could name hosts and blocks would
  * read other requests' KV through a decode worker, and vLLM's engine ends when a value is no
  * object. `null` is nothing, as it is for vLLM. `written`: where the body is passed on as it came,
- * none of these members may occur twice, as another parser may take another one of them. Errors:
- * `KV_REQUEST_INVALID`, with the member's name.
+ * none of these members may occur twice, as another parser may take another one of them.
+ * @throws `KV_REQUEST_INVALID`, with the member's name.
  */
 export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): void {
   for (const name in fields) {

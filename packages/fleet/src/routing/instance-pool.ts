@@ -21,9 +21,9 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly instances: readonly InstanceSpec[];
   readonly routing: Routing;
   readonly random: Random;
-  /** Called with each instance that is added. @default undefined */
+  /** Called with each instance that is added. */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
-  /** Knows which instances fit those of the other role. Without it all do. @default undefined */
+  /** Knows which instances fit those of the other role. Without it all do. */
   readonly pairing?: Pairing | undefined;
 }
 

@@ -8,7 +8,7 @@ import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 export interface PrefixAwareOptions {
   /**
    * The prefixes that instances report. Without it, and for text prompts, the strategy remembers
-   * the instances that got each prefix. @default undefined
+   * the instances that got each prefix.
    */
   readonly cached?: CachedPrefixes | undefined;
   /**

@@ -43,8 +43,8 @@ export class IncomingBody {
   #lengthBytes = 0;
 
   /**
-   * `refuse`: called when it must make room for other bodies. Errors: `KV_REQUEST_INVALID` (413)
-   * for a body whose `content-length` says that it is too long.
+   * `refuse`: called when it must make room for other bodies.
+   * @throws `KV_REQUEST_INVALID` (413) for a body whose `content-length` says that it is too long.
    */
   constructor(
     { limits, budget, client }: Pick<ReadBodyOptions, "limits" | "budget" | "client">,
@@ -64,8 +64,9 @@ export class IncomingBody {
   }
 
   /**
-   * Takes the next bytes. Errors: `KV_REQUEST_INVALID` above a limit, with the status 413 for too
-   * many bytes; `KV_PROXY_OVERLOADED` without memory.
+   * Takes the next bytes.
+   * @throws `KV_REQUEST_INVALID` above a limit, with the status 413 for too many bytes;
+   * `KV_PROXY_OVERLOADED` without memory.
    */
   push(chunk: Buffer): void {
     const { bodyLengthBytes: limitBytes } = this.#limits;
@@ -88,9 +89,10 @@ export class IncomingBody {
 }
 
 /**
- * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON
- * above the limits; `KV_PROXY_OVERLOADED` without memory for it. The rest of the body is then
- * unread, so the connection cannot be used again. `KV_REQUEST_ABORTED` when the client disconnects.
+ * Reads a JSON body. The rest of the body is then unread, so the connection cannot be used again.
+ * `KV_REQUEST_ABORTED` when the client disconnects.
+ * @throws `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
+ * `KV_PROXY_OVERLOADED` without memory for it.
  */
 export function readJsonBody(
   request: IncomingMessage,
@@ -199,8 +201,8 @@ export class BodyBudget {
   }
 
   /**
-   * Counts `more` bytes for a share. Errors: `KV_PROXY_OVERLOADED`; with status 413 when no waiting
-   * would help.
+   * Counts `more` bytes for a share.
+   * @throws `KV_PROXY_OVERLOADED`; with status 413 when no waiting would help.
    */
   take(share: BodyShare, more: number): void {
     const { allBytes, perClientBytes } = this.#options;
@@ -269,7 +271,10 @@ export class BodyShare {
     return this.#arriving;
   }
 
-  /** Counts bytes that have come, or copies of them. Errors: `KV_PROXY_OVERLOADED`. */
+  /**
+   * Counts bytes that have come, or copies of them.
+   * @throws `KV_PROXY_OVERLOADED`.
+   */
   add(lengthBytes: number): void {
     if (this.#ended) return;
     this.#lengthBytes += lengthBytes;

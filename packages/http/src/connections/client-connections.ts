@@ -222,7 +222,10 @@ export class RequestsInFlight {
     this.#options = options;
   }
 
-  /** Admits a request. The caller ends the slot. Errors: `KV_PROXY_OVERLOADED`, 429 or 503. */
+  /**
+   * Admits a request. The caller ends the slot.
+   * @throws `KV_PROXY_OVERLOADED`, 429 or 503.
+   */
   admit(client: string): RequestSlot {
     const slot = new RequestSlot((by) => this.#add(client, by));
     slot.grow(1);
@@ -252,7 +255,8 @@ export class RequestSlot {
   }
 
   /**
-   * Takes more places, for further parts. Errors: `KV_PROXY_OVERLOADED`; no place is taken then.
+   * Takes more places, for further parts.
+   * @throws `KV_PROXY_OVERLOADED`; no place is taken then.
    */
   grow(by: number): void {
     this.#add(by);

@@ -72,7 +72,10 @@ export function* parseJsonPieces(
   return yield* new Pieces(bytes, pieceBytes, idsMember).parse(document);
 }
 
-/** The value of a body. Errors: `KV_REQUEST_INVALID`. */
+/**
+ * The value of a body.
+ * @throws `KV_REQUEST_INVALID`.
+ */
 export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {
   const pieces = parseJsonPieces(bytes);
   try {

@@ -95,7 +95,10 @@ export class JsonScan {
     this.#limits = limits;
   }
 
-  /** Reads the next bytes. Errors: `KV_REQUEST_INVALID` above a limit. */
+  /**
+   * Reads the next bytes.
+   * @throws `KV_REQUEST_INVALID` above a limit.
+   */
   push(bytes: Uint8Array): void {
     const { bodyDepth, bodyMembers, bodyValues } = this.#limits;
     const reader = this.#reader;

@@ -17,7 +17,8 @@ export interface PlanDifference {
 /**
  * The differences between two plans, member by member, in the order of the document; at most
  * `limit` (default 1000). With `addresses: false`, base addresses, device numbers and tables are
- * left out. Errors: those of `planToDocument`.
+ * left out.
+ * @throws The errors of `planToDocument`.
  */
 export function diffPlans(
   one: EngineTransferPlan,

@@ -172,7 +172,8 @@ export function describeIssues(error: z.ZodError): string {
 
 /**
  * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with
- * blocks. Errors: `KV_PLAN_INVALID` for a table in memory other than DRAM and VRAM.
+ * blocks.
+ * @throws `KV_PLAN_INVALID` for a table in memory other than DRAM and VRAM.
  */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   const { sources, local, remote, ...rest } = plan;
@@ -207,8 +208,8 @@ function plain(value: unknown): unknown {
 
 /**
  * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check
- * that the plan is right: `provePlan` does. Errors: `KV_PLAN_INVALID` with the member, or with an
- * unknown version.
+ * that the plan is right: `provePlan` does.
+ * @throws `KV_PLAN_INVALID` with the member, or with an unknown version.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
   const version = (document as { version?: unknown } | null | undefined)?.version;
@@ -286,8 +287,8 @@ function tableOf(table: TableDocument): DescriptorTable {
 }
 
 /**
- * Refuses a document whose lists do not fit together: indices of one list lead into others. Errors:
- * `KV_PLAN_INVALID`.
+ * Refuses a document whose lists do not fit together: indices of one list lead into others.
+ * @throws `KV_PLAN_INVALID`.
  */
 function requireLengths(plan: PlanDocument): void {
   const { groups, segments, sources, local } = plan;

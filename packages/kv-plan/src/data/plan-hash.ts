@@ -6,7 +6,8 @@ import { sha256Hex } from "./sha256.js";
 /**
  * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With
  * `addresses: false`, base addresses, device numbers and tables are left out, so plans of two runs
- * of one deployment have equal hashes. Default: true. Errors: those of `planToDocument`.
+ * of one deployment have equal hashes. Default: true.
+ * @throws The errors of `planToDocument`.
  */
 export function hashPlan(
   plan: EngineTransferPlan,

@@ -26,8 +26,8 @@ export function layoutOf(name: string): KvCacheLayout | undefined {
 }
 
 /**
- * The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are
- * given.
+ * The value for prefill and the one for decode.
+ * @throws `KV_CONFIG_INVALID` when more than two are given.
  */
 export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
   if (values.length > 2) {

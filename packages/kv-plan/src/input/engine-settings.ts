@@ -18,8 +18,8 @@ export interface Engine {
 }
 
 /**
- * Both engines from the flags and their models. Defaults that apply are added to `assumed`. Errors:
- * `KV_CONFIG_INVALID`; those of `ModelSource.caches`.
+ * Both engines from the flags and their models. Defaults that apply are added to `assumed`.
+ * @throws `KV_CONFIG_INVALID`; those of `ModelSource.caches`.
  */
 export function enginesOf(
   options: EngineFlags,

@@ -16,14 +16,17 @@ export interface ModelSource {
   readonly plannedFrom: string;
   /** Whether layers have states. */
   readonly hasStates: boolean;
-  /** Errors: those of `modelCaches`. */
+  /** @throws The errors of `modelCaches`. */
   caches(settings: Pick<CacheSettings, "tpSize" | "blockSize" | "layout">): ModelCaches;
 }
 
 /** The settings of caches that both engines have in common. */
 export type CacheTypes = Pick<CacheSettings, "cacheDtype" | "stateDtype" | "prefixCaching">;
 
-/** The model of a `config.json`. Errors: those of `modelCaches` for one rank. */
+/**
+ * The model of a `config.json`.
+ * @throws The errors of `modelCaches` for one rank.
+ */
 export function modelOfConfig(name: string, config: unknown, types: CacheTypes = {}): ModelSource {
   const { architecture, family, stateBlockSize } = modelCaches(name, config, {
     ...types,
@@ -100,8 +103,8 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
 }
 
 /**
- * Refuses two models whose caches differ. Errors: `KV_PLAN_INCOMPATIBLE` with the fact and both
- * values.
+ * Refuses two models whose caches differ.
+ * @throws `KV_PLAN_INCOMPATIBLE` with the fact and both values.
  */
 export function requireEqualModels(prefill: ModelCaches, decode: ModelCaches): void {
   const facts = ({ numKvHeads, layers }: ModelCaches) => ({

@@ -63,7 +63,10 @@ const schema = z.strictObject({
   decode: engine,
 });
 
-/** Reads the file of `kv-plan --file`. Errors: `KV_CONFIG_INVALID` with the field. */
+/**
+ * Reads the file of `kv-plan --file`.
+ * @throws `KV_CONFIG_INVALID` with the field.
+ */
 export function pairFromFile(name: string, value: unknown): Pair {
   const parsed = schema.safeParse(value);
   if (!parsed.success) {

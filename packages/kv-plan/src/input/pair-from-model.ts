@@ -33,8 +33,8 @@ interface PairOfEnginesOptions {
 type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
 
 /**
- * Lays out the caches of both engines as vLLM allocates and registers them. Errors:
- * `KV_PLAN_INCOMPATIBLE` when the two models' caches differ, `KV_PLAN_UNSUPPORTED`.
+ * Lays out the caches of both engines as vLLM allocates and registers them.
+ * @throws `KV_PLAN_INCOMPATIBLE` when the two models' caches differ, `KV_PLAN_UNSUPPORTED`.
  */
 function pairOfEngines(options: PairOfEnginesOptions): Pair {
   const { prefill, decode } = options;
@@ -343,8 +343,8 @@ function compareNames(one: string, other: string): number {
 }
 
 /**
- * The pair of two engines with these models, prefill's first, and settings. Errors:
- * `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+ * The pair of two engines with these models, prefill's first, and settings.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
  */
 export function pairOfModels(
   models: readonly [ModelSource, ModelSource],
@@ -368,8 +368,8 @@ export function pairOfModels(
 
 /**
  * The pair, or the report of a refusal: of a model that is not understood, and of a TP size that
- * vLLM refuses, with the sizes that would work. `models` may throw. Errors: `KV_CONFIG_INVALID`,
- * other `KV_PLAN_*`.
+ * vLLM refuses, with the sizes that would work. `models` may throw.
+ * @throws `KV_CONFIG_INVALID`, other `KV_PLAN_*`.
  */
 export function pairOrRefusal(
   title: string,

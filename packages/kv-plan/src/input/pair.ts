@@ -32,7 +32,7 @@ export interface Pair {
   readonly assumed: readonly string[];
   /**
    * The pair with other settings of the engines, where the input gives the geometry for them.
-   * Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+   * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
    */
   readonly changed?: ((flags: Partial<EngineFlags>) => Pair) | undefined;
 }

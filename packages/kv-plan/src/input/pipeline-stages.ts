@@ -5,8 +5,8 @@ import { placeRegions } from "./pair.js";
 
 /**
  * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the
- * remaining layers on the stages before the last. Errors: `KV_CONFIG_INVALID` for more stages than
- * layers.
+ * remaining layers on the stages before the last.
+ * @throws `KV_CONFIG_INVALID` for more stages than layers.
  */
 export function stagesOfLayers(numLayers: number, ppSize: number): readonly number[] {
   if (ppSize > numLayers) {
@@ -61,7 +61,10 @@ export function inStagesOf(
   });
 }
 
-/** Refuses a decode engine with pipeline stages. Errors: `KV_PLAN_UNSUPPORTED`. */
+/**
+ * Refuses a decode engine with pipeline stages.
+ * @throws `KV_PLAN_UNSUPPORTED`.
+ */
 export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
   const [rank] = decode;
   if (rank === undefined || placeOf(rank).ppSize === 1) return;

@@ -46,7 +46,10 @@ function isGiven(option: keyof CliOptions, value: CliOptions[keyof CliOptions]):
     : value !== undefined && value !== false && value !== "auto";
 }
 
-/** Refuses flags that have no effect with an input. Errors: `KV_CONFIG_INVALID` with the flags. */
+/**
+ * Refuses flags that have no effect with an input.
+ * @throws `KV_CONFIG_INVALID` with the flags.
+ */
 function refuseUnused(options: CliOptions, input: PairInput): void {
   const unused = SERVES_WITH.filter(
     ([, option, inputs]) => isGiven(option, options[option]) && !inputs.includes(input),
@@ -76,7 +79,8 @@ const MAX_FILE_BYTES = 16 * 2 ** 20;
 
 /**
  * Reads the pair from the input that the flags name. A model that is not understood, and a TP size
- * that vLLM refuses, give the report of a refusal. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+ * that vLLM refuses, give the report of a refusal.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
  */
 export async function readPair(options: CliOptions): Promise<Pair | RefusalReport> {
   const given: readonly (PairInput | undefined)[] = [
@@ -172,7 +176,7 @@ function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly Model
   );
 }
 
-/** Errors: `KV_CONFIG_INVALID`. */
+/** @throws `KV_CONFIG_INVALID`. */
 async function readJson(file: string): Promise<unknown> {
   let text: Buffer;
   try {
@@ -205,7 +209,7 @@ export interface ConfiguredGroups {
 
 /**
  * The groups that vLLM 0.33 makes of the layers of a model with this `config.json`, on one rank.
- * Errors: `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong field;
+ * @throws `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong field;
  * `KV_PLAN_UNSUPPORTED` for an architecture that the rules do not know.
  */
 export async function groupsOfConfig(file: string): Promise<ConfiguredGroups> {

@@ -230,8 +230,8 @@ function named<T>(value: T, architectures: string): Record<string, T> {
 }
 
 /**
- * The family of a config's architecture. Errors: `KV_PLAN_UNSUPPORTED` where it names none, or with
- * what it is and what would help.
+ * The family of a config's architecture.
+ * @throws `KV_PLAN_UNSUPPORTED` where it names none, or with what it is and what would help.
  */
 export function familyOf(
   name: string,

@@ -20,7 +20,8 @@ export interface BlockSizes {
  * Block sizes as vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): what is asked
  * for, or 16, or the least that all backends take; of a hybrid the fewest tokens whose page of
  * attention holds a state. `maxTokens`: vLLM's `max_model_len`, the block size of states without
- * prefix caching. Errors: `KV_CONFIG_INVALID` for a block size that a kernel does not take.
+ * prefix caching.
+ * @throws `KV_CONFIG_INVALID` for a block size that a kernel does not take.
  */
 export function blockSizesOf(
   context: Pick<ModelContext, "name" | "prefixCaching">,

@@ -8,7 +8,8 @@ const NO_FLOAT16: ReadonlySet<string> = new Set(["gemma2", "gemma3", "gemma3_tex
 
 /**
  * The type of the model's elements, as vLLM resolves `--dtype auto`: float32 checkpoints run as
- * bfloat16. Errors: `KV_CONFIG_INVALID`.
+ * bfloat16.
+ * @throws `KV_CONFIG_INVALID`.
  */
 export function modelDtypeOf(
   name: string,
@@ -42,7 +43,7 @@ export function modelDtypeOf(
 
 /**
  * vLLM's `cache_dtype`: what is asked for, or for "auto" what the checkpoint's quantization says.
- * Errors: `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
+ * @throws `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
  */
 export function resolvedCacheDtype(
   name: string,
@@ -123,7 +124,7 @@ export function isFp8({ cacheDtype }: Pick<ModelContext, "cacheDtype">): boolean
 
 /**
  * The type of a cache's elements, and the bytes of K and V where they are packed with scales.
- * Errors: `KV_CONFIG_INVALID` for an unknown type.
+ * @throws `KV_CONFIG_INVALID` for an unknown type.
  */
 export function elementsOf(
   { name, cacheDtype, modelDtype }: Pick<ModelContext, "name" | "cacheDtype" | "modelDtype">,

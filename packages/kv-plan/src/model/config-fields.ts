@@ -38,8 +38,8 @@ export class ConfigFields {
   }
 
   /**
-   * A whole number, of the first of these names that has one. Errors: `KV_CONFIG_INVALID` for
-   * another value.
+   * A whole number, of the first of these names that has one.
+   * @throws `KV_CONFIG_INVALID` for another value.
    */
   optionalCount(...names: readonly string[]): number | undefined {
     let found: number | undefined;
@@ -59,8 +59,8 @@ export class ConfigFields {
   }
 
   /**
-   * As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors:
-   * `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none.
+   * As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes.
+   * @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none.
    */
   count(names: string | readonly string[], otherwise?: number): number {
     const all = typeof names === "string" ? [names] : names;
@@ -75,14 +75,20 @@ export class ConfigFields {
     return found;
   }
 
-  /** The number of layers. Errors: those of `count`. */
+  /**
+   * The number of layers.
+   * @throws The errors of `count`.
+   */
   layers(names: string | readonly string[]): number {
     const found = this.count(names);
     if (found <= MAX_LAYERS) return found;
     throw this.#invalid(String(names), found, `at most ${MAX_LAYERS} layers`);
   }
 
-  /** A number that need not be whole. Errors: `KV_CONFIG_INVALID`. */
+  /**
+   * A number that need not be whole.
+   * @throws `KV_CONFIG_INVALID`.
+   */
   number(name: string, otherwise: number): number {
     const value = this.value(name) ?? otherwise;
     if (typeof value === "number" && Number.isFinite(value) && value > 0) return value;
@@ -102,8 +108,8 @@ export class ConfigFields {
   }
 
   /**
-   * A list with a value for each layer; undefined where the field is missing. Errors:
-   * `KV_CONFIG_INVALID` for a shorter list.
+   * A list with a value for each layer; undefined where the field is missing.
+   * @throws `KV_CONFIG_INVALID` for a shorter list.
    */
   perLayer<T extends string | number>(
     name: string,
@@ -141,8 +147,8 @@ export class ConfigFields {
   }
 
   /**
-   * Refuses a field that may decide a cache, is present, and was not read. Errors:
-   * `KV_PLAN_UNSUPPORTED` with the fields.
+   * Refuses a field that may decide a cache, is present, and was not read.
+   * @throws `KV_PLAN_UNSUPPORTED` with the fields.
    */
   refuseUnread(family: string): void {
     const unread = Object.entries(this.#values).filter(
@@ -192,8 +198,8 @@ function shown(value: unknown): string {
 const TEXT_OR_SPECIAL = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
 
 /**
- * Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null. Errors:
- * `SyntaxError`.
+ * Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null.
+ * @throws `SyntaxError`.
  */
 export function parsePythonJson(text: string): unknown {
   try {

@@ -26,8 +26,8 @@ const PADDING_THRESHOLD = 1.5;
 /**
  * Layers in groups, as vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Where
  * pages differ in size, blocks of the smaller ones get more tokens, or padding; with blocks
- * outermost pages of any size lie side by side in a block. Errors: `KV_PLAN_UNSUPPORTED` where
- * pages cannot be made equal.
+ * outermost pages of any size lie side by side in a block.
+ * @throws `KV_PLAN_UNSUPPORTED` where pages cannot be made equal.
  */
 export function groupLayers(
   layers: readonly LayerCache[],

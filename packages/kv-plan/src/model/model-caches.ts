@@ -53,9 +53,9 @@ export interface ModelCaches {
 }
 
 /**
- * The KV caches of the model of a `config.json`. Errors: `KV_CONFIG_INVALID` with the field;
- * `KV_PLAN_UNSUPPORTED` for an architecture or a field that the rules do not know, and for a TP
- * size that vLLM refuses.
+ * The KV caches of the model of a `config.json`.
+ * @throws `KV_CONFIG_INVALID` with the field; `KV_PLAN_UNSUPPORTED` for an architecture or a field
+ * that the rules do not know, and for a TP size that vLLM refuses.
  */
 export function modelCaches(name: string, config: unknown, settings: CacheSettings): ModelCaches {
   if (!isRecord(config))
@@ -89,8 +89,8 @@ export function modelCaches(name: string, config: unknown, settings: CacheSettin
 }
 
 /**
- * The caches of a draft, with block sizes and groups. Errors: `KV_CONFIG_INVALID` for a block size
- * that a kernel does not take.
+ * The caches of a draft, with block sizes and groups.
+ * @throws `KV_CONFIG_INVALID` for a block size that a kernel does not take.
  */
 export function cachesOfDraft(
   context: Omit<ModelContext, "fields" | "outer">,

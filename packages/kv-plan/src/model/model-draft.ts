@@ -89,8 +89,8 @@ export function layersOf(
 export const FLASH_ATTN: Backend = { name: "FLASH_ATTN", kernelTokens: 16 };
 
 /**
- * KV heads of a rank: divided, or replicated where there are fewer than ranks. Errors:
- * `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
+ * KV heads of a rank: divided, or replicated where there are fewer than ranks.
+ * @throws `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
  */
 export function headsOfRank(
   { name, tpSize }: Pick<ModelContext, "name" | "tpSize">,
@@ -102,7 +102,10 @@ export function headsOfRank(
   throw notDivisible(name, heads, what, tpSize);
 }
 
-/** A rank's share. Errors: `KV_PLAN_UNSUPPORTED`, as vLLM refuses it. */
+/**
+ * A rank's share.
+ * @throws `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
+ */
 export function divided(
   { name, tpSize }: Pick<ModelContext, "name" | "tpSize">,
   count: number,

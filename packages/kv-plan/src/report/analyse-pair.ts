@@ -39,8 +39,8 @@ import { suggestChanges } from "./suggestions.js";
 const MAX_PROVEN_DESCRIPTORS = 250_000;
 
 /**
- * Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors:
- * `KV_INTERNAL`.
+ * Plans and proves a pair with a sample request. A refusal of the planner is a report too.
+ * @throws `KV_INTERNAL`.
  */
 export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
   try {

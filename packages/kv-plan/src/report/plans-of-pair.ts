@@ -12,7 +12,10 @@ export interface AnalyseOptions extends RequestSettings {
   readonly form: "permute" | "direct" | undefined;
 }
 
-/** The plans of all decode ranks of a pair. Errors: those of `buildEngineTransferPlan`. */
+/**
+ * The plans of all decode ranks of a pair.
+ * @throws The errors of `buildEngineTransferPlan`.
+ */
 export function plansOf(
   pair: Pair,
   options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,

@@ -29,7 +29,8 @@ const LEAST_SAVING = 0.25;
 
 /**
  * The posting of a sample request at decode rank 0, for programs that have a pair and want no
- * proof. Errors: those of `plansOf`, `KV_BLOCKS_OUT_OF_RANGE`.
+ * proof.
+ * @throws The errors of `plansOf`, `KV_BLOCKS_OUT_OF_RANGE`.
  */
 export function postingOf(pair: Pair, numTokens: number): PostingReport {
   const first = { ...pair, decode: pair.decode.slice(0, 1) };

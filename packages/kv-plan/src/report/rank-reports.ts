@@ -16,8 +16,8 @@ import type { ModelCaches } from "../model/model-caches.js";
 import type { BlockReport, CacheReport, KindReport, RankReport, StageReport } from "./report.js";
 
 /**
- * The prefill rank of a plan's source or read. Errors: `KV_INTERNAL` for a rank that is not in the
- * pair.
+ * The prefill rank of a plan's source or read.
+ * @throws `KV_INTERNAL` for a rank that is not in the pair.
  */
 export function prefillRank(
   pair: Pick<Pair, "prefill">,

@@ -11,8 +11,8 @@ export interface NeuronDevice {
   /** Name of the implementation for logs and reports: "simulated", "cpu", "libnrt". */
   readonly maker: string;
   /**
-   * Allocates zeroed memory on the device. The device frees it at `close` at the latest. Errors:
-   * `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
+   * Allocates zeroed memory on the device. The device frees it at `close` at the latest.
+   * @throws `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
    */
   allocate(lengthBytes: number): Memory;
   /** Totals of the copies so far. */
@@ -32,8 +32,8 @@ export interface DeviceCounts {
 }
 
 /**
- * Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length. Errors:
- * `KV_MEMORY_INVALID`, with the row.
+ * Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length.
+ * @throws `KV_MEMORY_INVALID`, with the row.
  */
 function checkRuns(runs: Float64Array, lengthBytes: number): number {
   if (runs.length % 2 !== 0) {

@@ -17,8 +17,8 @@ export interface NrtDeviceOptions {
  * Opens the Neuron runtime and allocates device memory by its tensor calls, as AWS documents them
  * for libnrt 2: `nrt_tensor_allocate`, `nrt_tensor_read`, `nrt_tensor_write`, and their batch forms
  * where the library has them. Copies run on libuv's thread pool. Untested on hardware: it has run
- * against a stand-in for libnrt only. Errors: `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the
- * runtime's status.
+ * against a stand-in for libnrt only.
+ * @throws `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the runtime's status.
  */
 export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncDisposable {
   const { libraryPath, logicalCore = 0 } = options;

@@ -9,7 +9,7 @@ export interface SimulatedDeviceOptions {
   readonly bytesPerMs?: number | undefined;
   /** Time before the first byte of a copy. @default 0 */
   readonly latencyMs?: number | undefined;
-  /** Called before each copy. An error that it throws fails the copy. @default undefined */
+  /** Called before each copy. An error that it throws fails the copy. */
   readonly beforeCopy?: ((direction: "read" | "write", lengthBytes: number) => void) | undefined;
 }
 

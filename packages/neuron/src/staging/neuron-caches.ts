@@ -21,8 +21,8 @@ const BYTES_OF_TYPE: Readonly<Record<string, number>> = {
 };
 
 /**
- * Bytes of the K, or the V, of one head and token. Errors: `KV_PLATFORM_UNSUPPORTED` for an unknown
- * type.
+ * Bytes of the K, or the V, of one head and token.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for an unknown type.
  */
 export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): number {
   const type = cacheDtype === "auto" ? dtype : cacheDtype;
@@ -57,8 +57,9 @@ export interface LayerPlanes {
  * Allocates a rank's cache on a device, in one allocation. Each layer has the shape
  * `[2, numBlocks, heads, blockSize of its group, headSize]`: K of all blocks, then V. The result
  * has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the
- * memory. Errors: `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage,
- * `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
+ * memory.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage, `KV_MEMORY_INVALID`,
+ * `KV_STAGING_FAILED` from the runtime.
  */
 export function neuronCaches(options: {
   /** Device that allocates the memory. */
@@ -97,8 +98,8 @@ export function neuronCaches(options: {
 }
 
 /**
- * Pairs the regions of a device cache up by layer. Errors: `KV_PLATFORM_UNSUPPORTED` for caches
- * that do not have a K and a V region for each layer.
+ * Pairs the regions of a device cache up by layer.
+ * @throws `KV_PLATFORM_UNSUPPORTED` for caches that do not have a K and a V region for each layer.
  */
 export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
   requireStageable(config);

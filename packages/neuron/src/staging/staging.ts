@@ -27,7 +27,7 @@ const CONCURRENT_REQUESTS = 2;
  * Creates the staging pool: one region per layer in one page-aligned allocation. In the pool, K and
  * V of a head and token are adjacent, as in the caches of vLLM's peers. Besides the pool, at most
  * four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
- * Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate
+ * @throws `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate
  * regions.
  */
 export async function createNeuronStaging(

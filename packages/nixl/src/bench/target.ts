@@ -115,8 +115,8 @@ class Room {
   }
 
   /**
-   * Takes room until the returned function is called, which may be called again. Errors:
-   * `KV_REQUEST_INVALID`.
+   * Takes room until the returned function is called, which may be called again.
+   * @throws `KV_REQUEST_INVALID`.
    */
   take(lengthBytes: number): () => void {
     if (this.#takenBytes + lengthBytes > this.maxBytes) {

@@ -38,7 +38,7 @@ export interface InstallOptions {
   readonly with?: readonly PluginDependency[] | undefined;
   /** Replace an existing installation, such as when a file is damaged. @default false */
   readonly force?: boolean | undefined;
-  /** Gets one line for each step. @default undefined */
+  /** Gets one line for each step. */
   readonly onProgress?: ((line: string) => void) | undefined;
   /** The variables that apply to pip and to the cache. @default process.env */
   readonly environment?: Environment | undefined;

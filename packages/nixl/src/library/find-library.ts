@@ -21,7 +21,7 @@ const PYTHON_TIMEOUT_MS = 5000;
 
 /** Where to look for NIXL. */
 export interface FindLibraryOptions {
-  /** Path of the library. When it is given, no other place is tried. @default undefined */
+  /** Path of the library. When it is given, no other place is tried. */
   readonly library?: string | undefined;
   /** The variables to read. @default process.env */
   readonly environment?: Environment | undefined;

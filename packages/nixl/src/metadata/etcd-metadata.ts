@@ -15,7 +15,7 @@ import type { MetadataAgent } from "./socket-metadata.js";
 export interface EtcdMetadataOptions extends AmbientOptions {
   /** URLs of etcd, in order of preference. @default `NIXL_ETCD_ENDPOINTS`, separated by commas */
   readonly endpoints?: readonly string[] | undefined;
-  /** Certificates for `https:` endpoints. @default undefined */
+  /** Certificates for `https:` endpoints. */
   readonly tls?: EtcdTls | undefined;
   /** Prefix of all keys. @default `NIXL_ETCD_NAMESPACE`, else NIXL's own, `/nixl/agents/` */
   readonly namespace?: string | undefined;
@@ -24,7 +24,7 @@ export interface EtcdMetadataOptions extends AmbientOptions {
   /**
    * Called when the keys of a fetched peer have gone: it has closed, or has died. The agent has
    * forgotten it by then; `inUse` is true when prepared lists keep it known, so close them and call
-   * `removeRemote`. @default undefined
+   * `removeRemote`.
    */
   readonly onGone?: ((name: string, inUse: boolean) => void) | undefined;
 }

@@ -32,10 +32,9 @@ export interface MetadataListenerOptions extends AmbientOptions {
   readonly port?: number | undefined;
   /**
    * Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten.
-   * @default undefined
    */
   readonly onPeer?: ((name: string, change: "added" | "removed") => void) | undefined;
-  /** Other limits than `METADATA_LISTENER_LIMITS`. @default undefined */
+  /** Other limits than `METADATA_LISTENER_LIMITS`. */
   readonly limits?: Partial<Record<keyof typeof METADATA_LISTENER_LIMITS, number>> | undefined;
 }
 

@@ -41,10 +41,9 @@ export interface PairDoctorOptions {
   readonly ask?: boolean | undefined;
   /**
    * The kind of each KV cache group, where the handshake of the prefill server does not say it.
-   * @default undefined
    */
   readonly groups?: GivenGroups | undefined;
-  /** Known factors of the compatibility hash, by vLLM's names. @default undefined */
+  /** Known factors of the compatibility hash, by vLLM's names. */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
   /**
    * `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000

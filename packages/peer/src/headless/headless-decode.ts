@@ -17,7 +17,7 @@ export interface HeadlessDecodeOptions extends HeadlessEngineOptions {
   readonly connector?: ConnectorModule | undefined;
   /**
    * The compatibility hash that the engine announces in place of its own; a P that pushes compares
-   * it with its own. @default undefined
+   * it with its own.
    */
   readonly announcedHash?: string | undefined;
 }

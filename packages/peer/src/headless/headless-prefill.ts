@@ -27,7 +27,7 @@ export interface HeadlessPrefillOptions extends Reach {
   readonly numBlocks: number;
   /**
    * Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For
-   * load tests; answers are meaningless. @default undefined
+   * load tests; answers are meaningless.
    */
   readonly anyPrompt?: boolean | undefined;
   /**

@@ -29,7 +29,7 @@ export interface PrefillServerOptions {
   readonly random?: Random | undefined;
   /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Other limits than `PREFILL_LIMITS`. @default undefined */
+  /** Other limits than `PREFILL_LIMITS`. */
   readonly limits?: Partial<PrefillLimits> | undefined;
 }
 

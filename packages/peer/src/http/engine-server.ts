@@ -8,9 +8,9 @@ export type Prompt = readonly number[] | string;
 
 /** Options of a request that computes. */
 export interface CallOptions {
-  /** Aborts the request. @default undefined */
+  /** Aborts the request. */
   readonly signal?: AbortSignal | undefined;
-  /** Sent as `X-Request-Id`; the server generates an id when absent. @default undefined */
+  /** Sent as `X-Request-Id`; the server generates an id when absent. */
   readonly requestId?: string | undefined;
 }
 

@@ -16,7 +16,7 @@ export interface LoadOptions extends Reach {
   readonly concurrency: number;
   /** Requests started per second. @default as many as `concurrency` permits */
   readonly ratePerSecond?: number | undefined;
-  /** Ends the load after this time, in ms. @default undefined */
+  /** Ends the load after this time, in ms. */
   readonly durationMs?: number | undefined;
   /** Ends the load after this number of requests. @default 20, or no limit with `durationMs` */
   readonly requests?: number | undefined;
@@ -34,9 +34,9 @@ export interface LoadOptions extends Reach {
   readonly freeWithinMs?: number | undefined;
   /** Added to the lease for the server's own timers, in ms. @default 10_000 */
   readonly leaseMarginMs?: number | undefined;
-  /** Ends the load; the result covers the requests until then. @default undefined */
+  /** Ends the load; the result covers the requests until then. */
   readonly signal?: AbortSignal | undefined;
-  /** Called after each request with the number of finished ones. @default undefined */
+  /** Called after each request with the number of finished ones. */
   readonly progress?: ((done: number) => void) | undefined;
 }
 

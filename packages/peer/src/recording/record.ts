@@ -20,14 +20,13 @@ export interface RecordOptions extends Reach {
   readonly folder: string;
   readonly prefill: EngineServer;
   /**
-   * Continues from the same KV after it was recorded; its tokens are recorded too. @default
-   * undefined
+   * Continues from the same KV after it was recorded; its tokens are recorded too.
    */
   readonly decode?: EngineServer | undefined;
   readonly prompts: readonly (readonly number[])[];
   /**
    * The kind of each KV cache group, where handshakes do not say them; kept in the recording for
-   * `diffRecordings`. @default undefined
+   * `diffRecordings`.
    */
   readonly groups?: GivenGroups | undefined;
   /** Tokens that the decode server generates per prompt. @default 16 */

@@ -8,8 +8,8 @@ import type { AttentionShape, BlockParts } from "./attention-pieces.js";
 import type { RegionPair } from "./segments.js";
 
 /**
- * Refuses caches and sizes that decode context parallelism cannot serve. Errors:
- * `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not divide an engine.
+ * Refuses caches and sizes that decode context parallelism cannot serve.
+ * @throws `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not divide an engine.
  */
 export function assertContextParallelSupported(
   local: RankGeometry,
@@ -140,8 +140,8 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
 }
 
 /**
- * Refuses a cache that two pipeline stages hold: it would be moved twice. Errors:
- * `KV_PLAN_INVALID`.
+ * Refuses a cache that two pipeline stages hold: it would be moved twice.
+ * @throws `KV_PLAN_INVALID`.
  */
 export function requireOneHolder(
   local: RankGeometry,

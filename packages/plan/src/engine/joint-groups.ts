@@ -18,8 +18,8 @@ export interface JointGroups {
   /** The local and the remote group of each joint group. */
   readonly pairs: readonly (readonly [local: number, remote: number])[];
   /**
-   * Converts the lists of a request from each side's own groups to joint groups. Errors:
-   * `KV_BLOCKS_MISMATCH` for the wrong number of lists.
+   * Converts the lists of a request from each side's own groups to joint groups.
+   * @throws `KV_BLOCKS_MISMATCH` for the wrong number of lists.
    */
   blocks(blocks: RequestBlocks): RequestBlocks;
 }

@@ -41,8 +41,8 @@ export interface FormQuestion {
 
 /**
  * Chooses the form. `copy` where bytes already lie in one order; else `permute` or `direct`, by
- * what the pair supports, and by the number of descriptors where it supports both. Errors:
- * `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
+ * what the pair supports, and by the number of descriptors where it supports both.
+ * @throws `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
  */
 export function chooseForm(question: FormQuestion): FormChoice {
   const { shapes, parts, wanted } = question;

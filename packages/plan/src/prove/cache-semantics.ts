@@ -28,8 +28,8 @@ const KINDS = new Map<string, CacheSemantics>([
 
 /**
  * Tells proofs in this process what a kind of another package holds. Its plans cannot be proven
- * before. Write it from what the kind is, not from the planner's definition. Errors:
- * `KV_PLAN_INVALID` for a name with other semantics.
+ * before. Write it from what the kind is, not from the planner's definition.
+ * @throws `KV_PLAN_INVALID` for a name with other semantics.
  */
 export function registerCacheSemantics(kind: string, semantics: CacheSemantics): void {
   const known = KINDS.get(kind);

@@ -29,7 +29,7 @@ export interface ProveOptions {
   readonly groupKvHeads?: readonly number[] | undefined;
   /**
    * The copies between a device and the registered memory, on either side: the proof then goes from
-   * device to device. All ranks of an engine have the same. @default undefined
+   * device to device. All ranks of an engine have the same.
    */
   readonly staging?: Stagings | undefined;
   /** Requests to prove. @default sampleRequests */

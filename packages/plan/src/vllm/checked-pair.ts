@@ -110,7 +110,6 @@ export interface VllmRefusal {
   readonly where: string;
   /**
    * The first version that has it; all that are described here, from 0.31 on, where it is absent.
-   * @default undefined
    */
   readonly since?: string;
   /** A part of vLLM's message; empty for an assertion without one. */

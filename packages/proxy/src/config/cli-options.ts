@@ -135,7 +135,8 @@ export const PROGRAM = {
 
 /**
  * Parses the arguments after the program's name, and the file of `--config`; flags override the
- * file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
+ * file.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
  * unknown flag.
  */
 export function parseCli(
@@ -161,7 +162,10 @@ export function parseCli(
   };
 }
 
-/** Refuses a number of workers that cannot work. Errors: `KV_CONFIG_INVALID`. */
+/**
+ * Refuses a number of workers that cannot work.
+ * @throws `KV_CONFIG_INVALID`.
+ */
 function checkWorkers(workers: number, settings: ProxySettingsInput): void {
   if (!Number.isInteger(workers) || workers < 1 || workers > MAX_WORKERS)
     throw invalid(

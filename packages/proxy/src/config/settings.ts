@@ -209,8 +209,8 @@ export type ProxySettings = z.output<typeof proxySettingsSchema>;
 export type ProxyFileInput = z.input<typeof proxyFileSchema>;
 
 /**
- * Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with
- * the name of each wrong setting.
+ * Checks settings and fills in defaults.
+ * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
 export function readSettings(input: unknown): ProxySettings {
   const settings = parseSettings(proxySettingsSchema, input, {

@@ -8,7 +8,8 @@ export interface DisaggregationStrategy {
   /**
    * Runs the legs of a part until the decode leg's answer begins. The caller ends the visit of the
    * answer. A part that ends otherwise (error, abort) leaves no blocks held at the prefill worker
-   * that could be freed. Errors: those of the legs, and the deadline's reason.
+   * that could be freed.
+   * @throws The errors of the legs, and the deadline's reason.
    */
   run(part: Part): Promise<LegAnswer>;
 }

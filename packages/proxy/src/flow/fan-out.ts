@@ -13,7 +13,8 @@ import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
  * error of one part can still be the answer of the request. The first answer that is not a 200 is
  * then the only one, and the other parts are aborted; so they are when a part fails. Further copies
  * of a prompt wait for the first copy's prefill leg, which leaves the prompt in the instance's
- * prefix cache. Errors: the first part's that fails.
+ * prefix cache.
+ * @throws The first part's that fails.
  */
 export function runParts(
   client: ClientRequest,

@@ -204,7 +204,7 @@ export function failureMaybeOfKv({ visit: { instance }, status }: LegAnswer): Kv
 }
 
 /**
- * Errors: `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts
+ * @throws `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts
  * without KV.
  */
 export function requireDecodeAlone({ settings }: Legs, { instance }: PrefillWithoutKv): void {

@@ -162,8 +162,8 @@ class ConcurrentLegs {
   }
 
   /**
-   * The decode leg's answer, the prefill leg's error answer, or a restart. Errors: those of the
-   * legs, the deadline's reason.
+   * The decode leg's answer, the prefill leg's error answer, or a restart.
+   * @throws The errors of the legs, the deadline's reason.
    */
   async run(): Promise<LegAnswer | Restart> {
     try {

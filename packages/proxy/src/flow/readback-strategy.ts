@@ -86,7 +86,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   /**
    * The prefill leg that reads an object, which is gone then. Undefined where it was not read, and
    * the prompt is to be computed: no P fits, or it failed. An object that P may be reading is not
-   * given to another one. Errors: the deadline's reason.
+   * given to another one.
+   * @throws The deadline's reason.
    */
   async #prefill(
     part: Part,

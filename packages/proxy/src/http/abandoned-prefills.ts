@@ -38,7 +38,7 @@ export class AbandonedPrefills {
     this.#options = options;
   }
 
-  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
+  /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
   check(client: string): void {
     const parts = this.#byClient.get(client);
     if (parts === undefined) return;

@@ -7,8 +7,8 @@ const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;
 
 /**
  * Lets pages of these origins (`*`: of all) read answers. Returns true where the request was a
- * browser's question before the real one (preflight), which is answered then. Errors:
- * `KV_REQUEST_INVALID` (403) for such a question of another origin.
+ * browser's question before the real one (preflight), which is answered then.
+ * @throws `KV_REQUEST_INVALID` (403) for such a question of another origin.
  */
 export function applyCors(
   origins: readonly string[],

@@ -82,8 +82,8 @@ export class DecodeRoute {
   }
 
   /**
-   * The models of these servers together. One that not all have says so. Errors: that of the first
-   * server, where none answered.
+   * The models of these servers together. One that not all have says so.
+   * @throws That of the first server, where none answered.
    */
   async #models(
     request: DecodeRequest,
@@ -199,7 +199,10 @@ const MOST_ASKED = 32;
 
 type Model = Readonly<Record<string, unknown>>;
 
-/** The entries of a list of models. Errors: `KV_PROXY_UPSTREAM_FAILED` for another answer. */
+/**
+ * The entries of a list of models.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` for another answer.
+ */
 function modelsIn(status: number, list: Buffer): Model[] {
   let data: unknown;
   try {
@@ -215,7 +218,10 @@ function modelsIn(status: number, list: Buffer): Model[] {
   return data.filter((model): model is Model => typeof model === "object" && model !== null);
 }
 
-/** The entry of a list of models. Errors: `KV_REQUEST_INVALID` (404). */
+/**
+ * The entry of a list of models.
+ * @throws `KV_REQUEST_INVALID` (404).
+ */
 function modelOf(models: readonly Model[], id: string): Model {
   const found = models.find((model) => model.id === id);
   if (found !== undefined) return found;

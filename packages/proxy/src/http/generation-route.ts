@@ -86,8 +86,8 @@ export class GenerationRoute {
   }
 
   /**
-   * Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. Called
-   * before the body is read.
+   * Called before the body is read.
+   * @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work.
    */
   check(client: string): void {
     this.#abandoned?.check(client);

@@ -103,8 +103,8 @@ export interface PrefillLegOptions {
 /** What a request holds of the proxy's limits. */
 export interface Admission {
   /**
-   * Counts further parts and the bytes of their bodies. Errors: `KV_PROXY_OVERLOADED`,
-   * `KV_REQUEST_INVALID` (413).
+   * Counts further parts and the bytes of their bodies.
+   * @throws `KV_PROXY_OVERLOADED`, `KV_REQUEST_INVALID` (413).
    */
   add(parts: number, lengthBytes: number): void;
 }

@@ -98,7 +98,7 @@ export class Legs {
 
   /**
    * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV.
-   * Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
+   * @throws `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
    */
   async prefill(
     part: Part,
@@ -194,8 +194,9 @@ export class Legs {
 
   /**
    * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker
-   * answered. The caller ends the visit of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED`,
-   * `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
+   * answered. The caller ends the visit of the answer.
+   * @throws `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's
+   * reason.
    */
   async decode(
     part: Part,
@@ -212,12 +213,13 @@ export class Legs {
   }
 
   /**
-   * Has one instance compute the prompt of a part and generate. Errors: as `decode`.
+   * Has one instance compute the prompt of a part and generate.
    *
    * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it
    * is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a sidecar, it names no prefill
    * instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the
    * client's. `reason` is logged.
+   * @throws As `decode`.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
     if (part.isSplit === true) await this.fleet.partTurn();
@@ -403,8 +405,8 @@ export interface TryOptions {
 
 /**
  * Runs a leg at one instance after another until it succeeds or may not be tried again. `leg` ends
- * its visit when it succeeds; when it throws, the visit is ended here. Errors: that of the last
- * attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
+ * its visit when it succeeds; when it throws, the visit is ended here.
+ * @throws That of the last attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
  */
 export async function tryInstances<T>(
   options: TryOptions,

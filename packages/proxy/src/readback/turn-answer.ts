@@ -70,7 +70,10 @@ class TurnReader {
     this.#options = options;
   }
 
-  /** Returns what passes. Errors: `KV_PROXY_UPSTREAM_FAILED` for an event that is too long. */
+  /**
+   * Returns what passes.
+   * @throws `KV_PROXY_UPSTREAM_FAILED` for an event that is too long.
+   */
   push(chunk: Uint8Array): Buffer {
     return this.#pass(this.#events.push(chunk));
   }

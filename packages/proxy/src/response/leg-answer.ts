@@ -52,7 +52,7 @@ export interface AnswerTarget {
  * Reads of a stream as much as tells whether its first event is an error, of another answer at most
  * `limitBytes`, and checks it: status 200 promises an answer, so an empty one, or one without
  * choices, is a failure. A stream whose first event is an error becomes an error answer.
- * Errors: that of the body, `KV_PROXY_UPSTREAM_FAILED`.
+ * @throws That of the body, `KV_PROXY_UPSTREAM_FAILED`.
  */
 export async function readLegAnswer(
   { endpoint, fields }: GenerationRequest,
@@ -119,7 +119,7 @@ export async function readLegAnswer(
 }
 
 /**
- * Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding,
+ * @throws `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding,
  * although the leg accepts none.
  */
 export function requireReadable(
@@ -140,7 +140,8 @@ export function isEventStream({ headers }: UpstreamAnswer): boolean {
 
 /**
  * The next chunk of an answer; undefined at its end. The deadline aborts when none comes for
- * `stallMs`. Errors: those of the body.
+ * `stallMs`.
+ * @throws The errors of the body.
  */
 export async function readChunk(
   { rest, visit }: LegAnswer,
@@ -162,7 +163,8 @@ export function endedVisit(instance: Instance): Visit {
 /**
  * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and
  * one copy, so the answer must have one choice. A response of the Responses API may have an empty
- * output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * output, a message no content.
+ * @throws `KV_PROXY_UPSTREAM_FAILED`.
  */
 function validateAnswer(
   endpoint: Endpoint,
@@ -233,8 +235,8 @@ export interface PrefillError {
 }
 
 /**
- * Reads a prefill worker's complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED` for an answer that
- * no decode worker could use.
+ * Reads a prefill worker's complete answer.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` for an answer that no decode worker could use.
  */
 export function readPrefillAnswer(
   instance: Instance,
@@ -344,7 +346,8 @@ export function drained(
 /**
  * Writes one instance's answer to the client, no faster than the client reads, and ends the visit.
  * Returns the failure that the instance reported in its stream: the client has received it, and the
- * request counts as failed. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * request counts as failed.
+ * @throws `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
   client: AnswerTarget,

@@ -19,8 +19,8 @@ type Fields = Record<string, unknown>;
 
 /**
  * Merges the answers of a request's parts into one, writes it to the client, and ends the parts'
- * visits. Where the answer of one part fails, only its instance counts a failure. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * visits. Where the answer of one part fails, only its instance counts a failure.
+ * @throws `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
   { settings, fleet }: { readonly settings: ProxySettings; readonly fleet: Fleet },

@@ -180,8 +180,8 @@ function parseChunk(url: string, data: string): Fields {
 }
 
 /**
- * Checks the choices of one event of a part's stream, which may have none. Errors:
- * `KV_PROXY_UPSTREAM_FAILED`.
+ * Checks the choices of one event of a part's stream, which may have none.
+ * @throws `KV_PROXY_UPSTREAM_FAILED`.
  */
 function validateStreamedChoices(url: string, choices: readonly unknown[]): void {
   const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);

@@ -20,7 +20,7 @@ const NAME = /^(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$/;
 export class Allowlist {
   readonly #rules: readonly Rule[];
 
-  /** Errors: `KV_CONFIG_INVALID` for an entry that cannot be read. */
+  /** @throws `KV_CONFIG_INVALID` for an entry that cannot be read. */
   constructor(entries: readonly string[]) {
     this.#rules = entries.map(parseRule);
   }

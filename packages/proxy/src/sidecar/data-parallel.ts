@@ -11,8 +11,9 @@ export interface SidecarOfRank {
 /**
  * The sidecar of a data-parallel rank: its port, the HTTP port and the side channel of its decode
  * instance, and its admin port, each by `rank` above those of rank 0; port 0, which takes a free
- * one, stays. Errors: `KV_CONFIG_INVALID` for a port above 65535, or a decode instance that is
- * already one rank.
+ * one, stays.
+ * @throws `KV_CONFIG_INVALID` for a port above 65535, or a decode instance that is already one
+ * rank.
  */
 export function sidecarOfRank({ port, settings }: SidecarOfRank, rank: number): SidecarOfRank {
   const [decoder] = settings.decoders ?? [];

@@ -53,7 +53,7 @@ export class NamedPrefillers {
   /** When each was named last, the earliest first. */
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
-  /** Errors: `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
+  /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
   constructor(options: NamedPrefillersOptions) {
     const { allow, discovery, tls, log } = options;
     this.#options = options;
@@ -68,9 +68,9 @@ export class NamedPrefillers {
   }
 
   /**
-   * The prefill instances that a request names, in their order; empty where it names none. Errors:
-   * `KV_REQUEST_INVALID`, 400 for a header that cannot be read, 403 for an instance that is not
-   * allowed; no instance is sent anything then.
+   * The prefill instances that a request names, in their order; empty where it names none.
+   * @throws `KV_REQUEST_INVALID`, 400 for a header that cannot be read, 403 for an instance that is
+   * not allowed; no instance is sent anything then.
    */
   of(headers: IncomingHttpHeaders, requestId: string): readonly PooledInstance[] {
     const value = headers[PREFILLER_HEADER];

@@ -93,8 +93,8 @@ export function noInstance(
 }
 
 /**
- * Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg
- * whose decode leg could go nowhere.
+ * Checked before a prefill leg whose decode leg could go nowhere.
+ * @throws `KV_PROXY_NO_INSTANCE` when all instances are draining.
  */
 export function requireAnyInstance(pool: InstancePool): void {
   if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);

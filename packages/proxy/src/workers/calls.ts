@@ -46,8 +46,8 @@ export class Calls {
   }
 
   /**
-   * Calls an operation of the other process. Errors: those of the operation; `KV_REQUEST_ABORTED`
-   * when the other process ends.
+   * Calls an operation of the other process.
+   * @throws The errors of the operation; `KV_REQUEST_ABORTED` when the other process ends.
    */
   call<T>(name: string, argument?: unknown): Promise<T> {
     if (this.#closed !== undefined) return Promise.reject(this.#closed);

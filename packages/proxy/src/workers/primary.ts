@@ -92,8 +92,8 @@ export class WorkerGroup {
   }
 
   /**
-   * Starts the workers and the admin routes. Errors: those of a worker that cannot start;
-   * `KV_CONFIG_INVALID` when a port is taken.
+   * Starts the workers and the admin routes.
+   * @throws The errors of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken.
    */
   async start(): Promise<WorkerGroupAddress> {
     const { host, workers } = this.#options;
@@ -113,7 +113,10 @@ export class WorkerGroup {
     }
   }
 
-  /** The state of all workers. Errors: `KV_PROXY_OVERLOADED` (503) when none answers. */
+  /**
+   * The state of all workers.
+   * @throws `KV_PROXY_OVERLOADED` (503) when none answers.
+   */
   async status(): Promise<ProxyStatus> {
     return { ...mergedStatus(await this.#reports()), readback: this.#objects?.status() ?? null };
   }
@@ -272,7 +275,10 @@ export class WorkerGroup {
     return await this.#metrics.text(status.signals, status.readback ?? undefined);
   }
 
-  /** Makes a change in all workers. Errors: those of the workers, when none could make it. */
+  /**
+   * Makes a change in all workers.
+   * @throws The errors of the workers, when none could make it.
+   */
   #changeInstance(change: InstanceChange, body: unknown): Promise<object> {
     return this.#inTurn(async () => {
       const named = readChange(body);

@@ -74,8 +74,8 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
 }
 
 /**
- * Plans what a rank of the consumer would plan to READ. Errors: `KV_PLAN_UNSUPPORTED`,
- * `KV_TOPOLOGY_INVALID`.
+ * Plans what a rank of the consumer would plan to READ.
+ * @throws `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`.
  */
 function planOf(
   { local, model, settings: { announcedBlockSize } }: WorkerContext,

@@ -76,9 +76,10 @@ export class FinishedRequests {
 
   /**
    * Writes a finished request to a registration that matched it, in the queue of the consumer. A
-   * registration of no blocks only marks its rank as served. Errors: `KV_GENERATION_STALE` if the
-   * request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that this one does
-   * not serve; `KV_INTERNAL` if the request has not finished.
+   * registration of no blocks only marks its rank as served.
+   * @throws `KV_GENERATION_STALE` if the request has ended; `KV_TOPOLOGY_INVALID`;
+   * `KV_REQUEST_INVALID` for a rank that this one does not serve; `KV_INTERNAL` if the request has
+   * not finished.
    */
   write(key: string, registration: Registration, request: ProducedRequest): void {
     const { requests, endedRegistrations } = this.#options;
@@ -173,8 +174,8 @@ export class FinishedRequests {
   }
 
   /**
-   * Assigns the request to the consumer of the first registration that matches it. Errors:
-   * `KV_TOPOLOGY_INVALID`.
+   * Assigns the request to the consumer of the first registration that matches it.
+   * @throws `KV_TOPOLOGY_INVALID`.
    */
   #progressTo(registration: Registration): WriteProgress {
     const ranks = ranksServed(this.#options.context.local, registration);
@@ -232,7 +233,10 @@ export class FinishedRequests {
   }
 }
 
-/** The consumer ranks that a producer rank serves. Errors: `KV_TOPOLOGY_INVALID`. */
+/**
+ * The consumer ranks that a producer rank serves.
+ * @throws `KV_TOPOLOGY_INVALID`.
+ */
 function ranksServed(
   { tpRank, tpSize, dcpSize }: Pick<RankGeometry, "tpRank" | "tpSize" | "dcpSize">,
   { tpSize: remoteTpSize, own }: Registration,

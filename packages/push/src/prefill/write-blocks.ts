@@ -203,8 +203,9 @@ interface PlannedWrite {
  * `"{the consumer's id}:{our TP size}"` to each rank after the last byte of its share: the
  * notification is attached to the WRITE if there is one NIXL request, else it is sent when all
  * requests are done, because NIXL does not order requests. Settles only when no transfer of it can
- * touch memory any more. Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one
- * does not serve; those of the plan; the signal's reason.
+ * touch memory any more.
+ * @throws The first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of
+ * the plan; the signal's reason.
  */
 export async function writeBlocks(
   consumer: ConsumerEngine,
@@ -273,8 +274,8 @@ function targetOf({ targets, address }: ConsumerEngine, rank: number): ConsumerT
 }
 
 /**
- * One write for each pair of memory types; none if this rank has nothing for the target. Errors:
- * those of `planRequest`.
+ * One write for each pair of memory types; none if this rank has nothing for the target.
+ * @throws The errors of `planRequest`.
  */
 function planWrites(
   { plan, lists }: ConsumerTarget,

@@ -12,7 +12,7 @@ export type ConnectionStage = "connecting" | "greeting" | "established";
 export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanism"> {
   readonly host: string;
   readonly port: number;
-  /** The keys of CURVE. Undefined: NULL. @default undefined */
+  /** The keys of CURVE. Undefined: NULL. */
   readonly curve?: CurveKeySource;
 }
 

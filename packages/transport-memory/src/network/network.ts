@@ -48,8 +48,8 @@ export interface MemoryNetwork {
 const fabrics = new WeakMap<MemoryNetwork, Fabric>();
 
 /**
- * Returns the internal state of a network, for the parts of this package. Errors:
- * `KV_CONFIG_INVALID` for any other object.
+ * Returns the internal state of a network, for the parts of this package.
+ * @throws `KV_CONFIG_INVALID` for any other object.
  */
 export function fabricOf(network: MemoryNetwork): Fabric {
   const fabric = fabrics.get(network);
@@ -63,8 +63,8 @@ export function fabricOf(network: MemoryNetwork): Fabric {
 }
 
 /**
- * Creates a network. Transports and side channels that share it can reach each other. Errors:
- * `KV_CONFIG_INVALID` for latency or fault rules.
+ * Creates a network. Transports and side channels that share it can reach each other.
+ * @throws `KV_CONFIG_INVALID` for latency or fault rules.
  */
 export function memoryNetwork(options: MemoryNetworkOptions = {}): MemoryNetwork {
   const fabric = new Fabric(ambient(options), options);

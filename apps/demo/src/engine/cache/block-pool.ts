@@ -98,8 +98,8 @@ export class BlockPool {
   }
 
   /**
-   * Takes a reference on each of `count` free blocks, consecutive ones where possible. Errors:
-   * `KV_OUT_OF_BLOCKS`; nothing is taken then.
+   * Takes a reference on each of `count` free blocks, consecutive ones where possible.
+   * @throws `KV_OUT_OF_BLOCKS`; nothing is taken then.
    */
   allocate(count: number): number[] {
     if (count === 0) return [];

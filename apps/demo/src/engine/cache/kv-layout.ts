@@ -22,8 +22,8 @@ export interface KvShard {
 
 /**
  * Splits KV heads over `tp` ranks as vLLM does: evenly when there are at least as many heads as
- * ranks; otherwise each head is on `tp / heads` consecutive ranks. Errors: `KV_TOPOLOGY_INVALID`
- * when neither number divides the other.
+ * ranks; otherwise each head is on `tp / heads` consecutive ranks.
+ * @throws `KV_TOPOLOGY_INVALID` when neither number divides the other.
  */
 export function kvShards(kvHeads: number, tp: number): KvShard[] {
   if (tp <= kvHeads ? kvHeads % tp !== 0 : tp % kvHeads !== 0) {

@@ -147,8 +147,8 @@ export class KvPool {
   /**
    * SHA-256 of each `DIGEST_TOKENS` tokens of a span, in the order of `read`. The digests do not
    * depend on TP, block size or block ids, so that KV that was sent can be compared with KV that
-   * was received. Errors: `KV_BLOCKS_MISMATCH` when ranks that hold the same head have different
-   * bytes.
+   * was received.
+   * @throws `KV_BLOCKS_MISMATCH` when ranks that hold the same head have different bytes.
    */
   async digests(span: TokenSpan): Promise<string[]> {
     const [first = [], ...others] = await Promise.all(

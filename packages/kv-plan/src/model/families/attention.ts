@@ -97,7 +97,8 @@ const KV_HEADS = [
 ];
 
 /**
- * Layers, heads and head size, with vLLM's aliases of the fields. Errors: those of `headShapeOf`.
+ * Layers, heads and head size, with vLLM's aliases of the fields.
+ * @throws The errors of `headShapeOf`.
  */
 export function shapeOf(
   context: ModelContext,
@@ -107,8 +108,8 @@ export function shapeOf(
 }
 
 /**
- * Heads and head size, with vLLM's aliases of the fields. Errors: `KV_CONFIG_INVALID`;
- * `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses.
+ * Heads and head size, with vLLM's aliases of the fields.
+ * @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses.
  */
 export function headShapeOf(
   context: ModelContext,

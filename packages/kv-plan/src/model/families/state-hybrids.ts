@@ -23,8 +23,8 @@ const GDN_CHECKPOINT_TOKENS = 64;
 const LATENT_HYBRID_TOKENS = 128;
 
 /**
- * The type of the recurrent state: what is asked for, what the config says, or the model's. Errors:
- * `KV_CONFIG_INVALID`.
+ * The type of the recurrent state: what is asked for, what the config says, or the model's.
+ * @throws `KV_CONFIG_INVALID`.
  */
 export function recurrentDtype(
   context: ModelContext,
