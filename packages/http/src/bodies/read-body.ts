@@ -31,6 +31,7 @@ export interface ReadBodyOptions {
   readonly onAccepted?: (() => void) | undefined;
 }
 
+/** The body of a request that has come whole: its bytes, and its share of the memory for bodies. */
 export type ReceivedBody = Pick<IncomingBody, "take" | "share">;
 
 /** The bytes of one body while they come, within its limits and the memory for all bodies. */

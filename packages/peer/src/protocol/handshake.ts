@@ -18,6 +18,7 @@ import {
 /** vLLM's D waits this long for a handshake reply. */
 const HANDSHAKE_TIMEOUT_MS = 5000;
 
+/** Where an engine answers handshakes. */
 export interface SideChannelAddress {
   /** Host name or IP address; an IPv6 address has no brackets. */
   readonly host: string;
