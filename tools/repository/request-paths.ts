@@ -1,5 +1,11 @@
 import type { ConnectorModule } from "@kv/interface";
-import { decodeOk, prefillOk, startUpstream } from "@kv/testing/http/fake-upstream";
+import {
+  decodeOk,
+  prefillOk,
+  STREAM,
+  sendStream,
+  startUpstream,
+} from "@kv/testing/http/fake-upstream";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { createScenario } from "@kv/testing/scenarios/scenario";
 import { clientOf, send } from "../../packages/epp/test/support/gateway.js";
@@ -34,18 +40,8 @@ export interface RequestPath {
   start(modules: Readonly<Record<string, unknown>>): Promise<WarmRequest>;
 }
 
-/** Files that have no row, and why. */
-export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
-  [/^packages\/interface\//, "contracts"],
-  [/^packages\/(plan|protocol|topology)\//, "pure functions: plans, wire forms, mappings of ranks"],
-  [/\/(index|building-blocks)\.ts$/, "barrels"],
-  [/\/(receive-error|peer-errors|upstream-errors|native-errors)\.ts$/, "errors"],
-  [
-    /\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/,
-    "metrics, tracing, log and configuration",
-  ],
-  [/\/(byte-collector|member-list|ref-count)\.ts$/, "containers and keys"],
-];
+/** Files that have no row: barrels, errors and constants. Files of types run no function. */
+export const LEFT_OUT = /\/(index|building-blocks|[a-z-]*errors?|[a-z-]*constants)\.ts$/;
 
 const DECODE_HALF =
   /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
@@ -83,48 +79,50 @@ function connectorPath(
 }
 
 /** kv-proxy on real sockets, between a client and instances that answer at once. */
-const PROXIED_PULL: RequestPath = {
-  modules: { proxy: "packages/proxy/src/index.ts" },
-  tables: [
-    {
-      heading: "The proxy: a pulled request, from the socket to the answer",
-      module: "proxy",
-      most: 19,
+function proxied(way: "pulled" | "streamed", most: number): RequestPath {
+  const heading = `The proxy: a ${way} request, from the socket to the answer`;
+  return {
+    modules: { proxy: "packages/proxy/src/index.ts" },
+    tables: [{ heading, module: "proxy", most }],
+    async start({ proxy: module }) {
+      const { createProxy } = module as typeof import("@kv/proxy");
+      const prefiller = await startUpstream(prefillOk);
+      const decoder = await startUpstream(
+        way === "streamed" ? ({ response }) => sendStream(response, STREAM) : decodeOk,
+      );
+      const proxy = createProxy({
+        prefillers: [prefiller.url],
+        decoders: [decoder.url],
+        pairing: { mode: "off" },
+        health: { intervalMs: 0 },
+      });
+      const { url } = await proxy.listen({ port: 0 });
+      const stream = way === "streamed";
+      const request = async () => {
+        const body = JSON.stringify({ model: "m", prompt: "hello", max_tokens: 8, stream });
+        const headers = { "content-type": "application/json" };
+        const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
+        if (!answer.ok || (await answer.text()) === "")
+          throw new Error(`the answer is ${answer.status}`);
+      };
+      await request();
+      return {
+        run: request,
+        async close() {
+          await proxy.close({ graceMs: 0 });
+          await Promise.all([prefiller.close(), decoder.close()]);
+        },
+      };
     },
-  ],
-  async start({ proxy: module }) {
-    const { createProxy } = module as typeof import("@kv/proxy");
-    const prefiller = await startUpstream(prefillOk);
-    const decoder = await startUpstream(decodeOk);
-    const proxy = createProxy({
-      prefillers: [prefiller.url],
-      decoders: [decoder.url],
-      pairing: { mode: "off" },
-      health: { intervalMs: 0 },
-    });
-    const { url } = await proxy.listen({ port: 0 });
-    const request = async () => {
-      const body = JSON.stringify({ model: "m", prompt: "hello", max_tokens: 8 });
-      const headers = { "content-type": "application/json" };
-      const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
-      if (!answer.ok || (await answer.text()) === "")
-        throw new Error(`the answer is ${answer.status}`);
-    };
-    await request();
-    return {
-      run: request,
-      async close() {
-        await proxy.close({ graceMs: 0 });
-        await Promise.all([prefiller.close(), decoder.close()]);
-      },
-    };
-  },
-};
+  };
+}
 
 /** kv-epp on a real socket: a gateway passes the head and the body of a request, and its answer. */
 const PICK: RequestPath = {
   modules: { epp: "packages/epp/src/index.ts" },
-  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 9 }],
+  tables: [
+    { heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 12 },
+  ],
   async start({ epp: module }) {
     const { createPicker } = module as typeof import("@kv/epp");
     const picker = createPicker({
@@ -156,7 +154,7 @@ const PICK: RequestPath = {
 /** A READ with a notification between two agents of this process. */
 const NATIVE_TRANSFER: RequestPath = {
   modules: { nixl: "packages/nixl/src/index.ts" },
-  tables: [{ heading: "A native transfer", module: "nixl", most: 6 }],
+  tables: [{ heading: "A native transfer", module: "nixl", most: 7 }],
   missing: nixlMissing,
   async start({ nixl: module }) {
     const { nixlTransport } = module as typeof import("@kv/nixl");
@@ -197,9 +195,10 @@ const NATIVE_TRANSFER: RequestPath = {
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 12, p: 9 }),
-  connectorPath("push", { d: 13, p: 15 }),
-  PROXIED_PULL,
+  connectorPath("pull", { d: 34, p: 19 }),
+  connectorPath("push", { d: 34, p: 37 }),
+  proxied("pulled", 32),
+  proxied("streamed", 33),
   PICK,
   NATIVE_TRANSFER,
 ];
