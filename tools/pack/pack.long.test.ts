@@ -24,7 +24,10 @@ beforeAll(async () => {
   const tarballs = await packAll(join(work, "tarballs"));
   projects = twoAtATime(names, async (name) => {
     const folder = join(work, name.replace("/", "-"));
-    const dependencies = { [name]: "", ...(needsVitest(name) ? { vitest: vitestVersion } : {}) };
+    const { peerDependencies = {}, devDependencies = {} } = manifests.get(name) ?? {};
+    const dependencies: Record<string, string> = { [name]: "" };
+    for (const peer of Object.keys(peerDependencies))
+      dependencies[peer] = peer === "vitest" ? vitestVersion : (devDependencies[peer] ?? "");
     await npmProject({ folder, tarballs, dependencies });
     return folder;
   });

@@ -247,8 +247,11 @@ export async function playScene(
     found.push(`something did not end: ${String(error)}`);
   });
   await ofStranger.close();
+  // A stranger's engine may hold a registration that D sent to it, until its time is up.
+  const isStrangers = (what: string) => /^(rogue|copy): /.test(what);
   for (const what of await play.close(END_MS))
-    if (![...poisoned].some((id) => what.includes(`request ${id} `))) found.push(what);
+    if (!isStrangers(what) && ![...poisoned].some((id) => what.includes(`request ${id} `)))
+      found.push(what);
   return found;
 }
 
