@@ -25,6 +25,6 @@ for (const quantity of missing === undefined ? group.quantities : []) {
   process.stderr.write(`  ${quantity.name} …\n`);
   const curve = await measure(quantity, values.short);
   curves.push(curve);
-  rows.push(rowOf(name, quantity, curve));
+  rows.push(rowOf(name === "nixl" ? "NIXL" : name, quantity, curve));
 }
 console.log(JSON.stringify({ title, missing, curves, rows } satisfies Measured));
