@@ -289,7 +289,7 @@ test("nixl#1514: the costs of posting are those that were measured", () => {
   expect(18_880 * libfabric.microsecondsEach).toBeCloseTo(46_000, -3.4);
   const page = readFileSync(join(root, "docs/bench/growth.md"), "utf8");
   const [, costs = ""] =
-    /^\| nixl: one READ of scattered descriptors;[^|]*\| ([\d., ]+) us per descriptor/m.exec(
+    /^\| NIXL: one READ of scattered descriptors;[^|]*\| ([\d., ]+) us per descriptor/m.exec(
       page,
     ) ?? [];
   const largest = Number(costs.split(", ").at(-1));
